@@ -1,0 +1,76 @@
+"""Which generation, which step, which call of the step: read from what a model is called with, without waiting for
+the device.
+
+Nobody tells a model these things. A pipeline's scheduler makes a new table of timesteps for each generation; within
+one, time only goes forward; and calls at the same time (guidance that runs prompt and negative prompt apart) belong
+to one step, in a fixed order.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST_CALLS = 8  # in one step; more at the same time are single-step generations
+
+
+class Clock:
+    """`generation` counts up; `step` starts at 0 in each generation, `call` at 0 in each step."""
+
+    def __init__(self, pipeline: Any = None) -> None:
+        self.pipeline = None if pipeline is None else weakref.ref(pipeline)
+        self.generation = 0
+        self.step = 0
+        self.call = 0
+        self._table: Tensor | None = None  # the scheduler's timesteps, and the last timestep: both are held on to,
+        self._last: Tensor | float | None = None  # so that what replaces them has another address
+        self._time: Time | None = None
+
+    def tick(self, timestep: Tensor | float) -> None:
+        """Take note of one call of the model."""
+        scheduler = getattr(self._pipeline(), "scheduler", None)
+        table = getattr(scheduler, "timesteps", None)
+        before, now = self._time, _read(timestep, scheduler)
+        # under autograd there is no denoising loop: every call is about other images
+        anew = before is None or table is not self._table or torch.is_grad_enabled()
+        self._table, self._last, self._time = table, timestep, now
+        if anew or now.source != before.source or now.value < before.value:
+            self.generation, self.step, self.call = self.generation + 1, 0, 0
+        elif now.value > before.value:
+            self.step, self.call = self.step + 1, 0
+        elif self.call + 1 < MOST_CALLS:
+            self.call += 1
+        else:
+            self.generation, self.step, self.call = self.generation + 1, 0, 0
+
+    def steps(self) -> int | None:
+        """How many steps this generation has, if a pipeline tells."""
+        pipeline = self._pipeline()
+        return pipeline and (getattr(pipeline, "_num_timesteps", None) or len(pipeline.scheduler.timesteps))
+
+    def _pipeline(self) -> Any:
+        return self.pipeline and self.pipeline()
+
+
+class Time(NamedTuple):
+    """A number that grows from step to step, and where it was read: times from different sources don't compare."""
+
+    source: Any
+    value: float
+
+
+def _read(timestep: Tensor | float, scheduler: Any) -> Time:
+    if not isinstance(timestep, Tensor):
+        return Time("value", -float(timestep))
+    storage = timestep.untyped_storage()
+    one_entry = timestep.numel() == 1 or not any(timestep.stride())
+    if one_entry and storage.nbytes() > timestep.element_size():
+        # a view of an entry of the scheduler's table: where it lies is the step
+        return Time(storage.data_ptr(), timestep.storage_offset())
+    if timestep.device.type != "cpu" and hasattr(scheduler, "step_index"):
+        return Time("index", scheduler.step_index or 0)
+    # waits for the device in one case only: a bare model there, and a timestep made anew for each call
+    return Time("value", -float(timestep.flatten()[0]))

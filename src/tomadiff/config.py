@@ -1,0 +1,169 @@
+"""Every setting, in one frozen and validated place, and the paper's variants by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from .errors import ConfigError
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "method": ("toma", "ideal"),
+    "regions": ("tile", "stripe", "global"),
+    "assign": ("region", "global"),
+    "where": ("block", "module", "span"),
+    "unmerge": ("transpose", "pinv"),
+    "share": ("kind", "block"),
+}
+MODULES = ("self", "cross", "mlp")
+
+
+@dataclass(frozen=True)
+class Config:
+    """How tokens are merged. `ratio` is the one that matters; the rest trades speed for fidelity.
+
+    ratio: share of tokens removed, 0 <= ratio < 1. Or a mapping, by kind of site ({"self": 0.5, "mlp": 0.25}) or by
+        level of a UNet, named by its downsampling ({2: 0.75, 4: 0.25}); what it leaves out stays dense.
+    method: "toma"; "ideal" runs the same sites on the first tokens with no merging at all, a speed limit to measure
+        against, not a way to make pictures.
+    regions: merge within "tile"s, within "stripe"s of the sequence, or "global"ly.
+    region_size: tokens on a tile's side; a stripe is as long as a tile has tokens.
+    assign: a token goes to destinations of its own "region", or "global"ly to any.
+    where: merge around each "block", around each "module" in it, or once around a "span" of consecutive blocks.
+    modules: which of self-attention, cross-attention and MLP, for where="module".
+    scale: sharpness of the assignment; at 1000 nearly all of a token goes to its nearest destination.
+    unmerge: "transpose", or the exact pseudo-inverse "pinv", which pays at small scales.
+    refresh_destinations, refresh_weights: steps between choosing destinations anew, and weights anew.
+    share: one plan for all sites of a "kind" and resolution, or one for each "block" (or module, or span).
+    weigh_keys: let a merged key count as often as the tokens it stands for.
+    dense_steps: leave the first so many steps dense (an int), or this share of all steps (a float below 1).
+    dense_blocks: leave the first so many blocks of each kind dense.
+    shift: on every other step, use a region layout that is shifted by half a region.
+    """
+
+    ratio: float | Mapping[str | int, float] = 0.5
+    method: str = "toma"
+    regions: str = "tile"
+    region_size: int = 8
+    assign: str = "region"
+    where: str = "block"
+    modules: Iterable[str] = MODULES
+    scale: float = 1000.0
+    unmerge: str = "transpose"
+    refresh_destinations: int = 10
+    refresh_weights: int = 5
+    share: str = "kind"
+    weigh_keys: bool = False
+    dense_steps: int | float = 0
+    dense_blocks: int = 0
+    shift: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown; choose one of {_listed(choices)}")
+        self._check_ratio()
+        self._check_modules()
+        for name, least in (
+            ("region_size", 1),
+            ("refresh_destinations", 1),
+            ("refresh_weights", 1),
+            ("dense_blocks", 0),
+        ):
+            value = getattr(self, name)
+            if not _is_int(value) or value < least:
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
+        for name in ("weigh_keys", "shift"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
+        if not _is_number(self.scale) or not 0 < self.scale < float("inf"):
+            raise ConfigError(f"scale={self.scale!r} must be a positive number; 1000 is close to a hard assignment")
+        if not _is_number(self.dense_steps) or self.dense_steps < 0 or (
+            isinstance(self.dense_steps, float) and self.dense_steps >= 1
+        ):
+            raise ConfigError(
+                f"dense_steps={self.dense_steps!r} must be a number of steps (an int, 0 or more) "
+                "or a share of them (a float, 0 <= share < 1)"
+            )
+        if self.refresh_destinations % self.refresh_weights:
+            raise ConfigError(
+                f"refresh_destinations={self.refresh_destinations} must be a multiple of "
+                f"refresh_weights={self.refresh_weights}, since new destinations need new weights"
+            )
+        if self.shift and self.regions == "global":
+            raise ConfigError('shift=True needs regions="tile" or "stripe": one global region can\'t be shifted')
+
+    def _check_ratio(self) -> None:
+        by_part = isinstance(self.ratio, Mapping)
+        for ratio in self.ratio.values() if by_part else [self.ratio]:
+            if not _is_number(ratio) or not 0 <= ratio < 1:
+                raise ConfigError(f"ratio={ratio!r} must be at least 0 and below 1: it is the share of tokens removed")
+        if by_part:
+            if not self.ratio:
+                raise ConfigError("ratio={} names no part of the model; give a number, or a ratio by kind or level")
+            if not (all(isinstance(key, str) for key in self.ratio) or all(_is_int(key) for key in self.ratio)):
+                raise ConfigError(
+                    f"ratio={dict(self.ratio)!r} must have keys of one sort: kinds of site (str) or levels (int)"
+                )
+            object.__setattr__(self, "ratio", dict(self.ratio))  # a copy: nobody can change it from outside
+
+    def _check_modules(self) -> None:
+        modules = (self.modules,) if isinstance(self.modules, str) else tuple(self.modules)
+        if not modules or set(modules) - set(MODULES):
+            raise ConfigError(f"modules={self.modules!r} must be one or more of {_listed(MODULES)}")
+        if modules != MODULES and self.where != "module":
+            raise ConfigError(f'modules={modules!r} needs where="module"; with where={self.where!r} all are merged')
+        object.__setattr__(self, "modules", modules)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+# The paper's variants. How long plans are kept differs by family, see `make`.
+PRESETS: dict[str, dict[str, Any]] = {
+    "toma": {"regions": "tile", "assign": "global", "where": "module"},
+    "toma_once": {"regions": "tile", "assign": "global", "where": "block"},
+    "toma_tile": {"regions": "tile", "assign": "region", "where": "module"},
+    "toma_stripe": {"regions": "stripe", "assign": "region", "where": "module"},
+}
+
+
+def make(
+    config: Config | None, preset: str | None, settings: Mapping[str, Any], paper_reuse: tuple[int, int]
+) -> Config:
+    """The configuration that a call of `apply` asks for; `paper_reuse` is the (10, 5) of the paper's presets."""
+    if config is not None:
+        if not isinstance(config, Config):
+            raise ConfigError(f"config must be a tomadiff.Config, not {config!r}; give single settings by keyword")
+        if preset is not None or settings:
+            raise ConfigError("give either a Config, or a preset and settings by keyword, not both")
+        return config
+    known = [field.name for field in fields(Config)]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"unknown setting {name!r}{_guess(name, known)}; the settings are {_listed(known)}")
+    if preset is None:
+        return Config(**settings)
+    if preset not in PRESETS:
+        raise ConfigError(f"unknown preset {preset!r}{_guess(preset, PRESETS)}; the presets are {_listed(PRESETS)}")
+    reuse = {"refresh_destinations": paper_reuse[0], "refresh_weights": paper_reuse[1]}
+    return Config(**{**PRESETS[preset], **reuse, **settings})
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _guess(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(name), known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,0 +1,21 @@
+"""The maths: plain functions on tensors. Imports torch and nothing else, knows no model."""
+
+from .plan import Plan, assign, merging_matrix, similarity, unmerging_matrix
+from .regions import Regions, Slots, cut, kept, slots
+from .schedule import Schedule
+from .select import facility_location
+
+__all__ = [
+    "Plan",
+    "Regions",
+    "Schedule",
+    "Slots",
+    "assign",
+    "cut",
+    "facility_location",
+    "kept",
+    "merging_matrix",
+    "similarity",
+    "slots",
+    "unmerging_matrix",
+]

@@ -1,0 +1,84 @@
+"""A plan: which tokens are destinations, and the two matrices that merge and unmerge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .regions import Regions, Slots
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Merging as attention: B samples with R regions of n tokens, k of which are destinations."""
+
+    regions: Regions  # those of the assignment: one for the whole grid where it is global
+    slots: Slots
+    destinations: Tensor  # [B, K] token numbers, in the order of the merged sequence
+    assignment: Tensor  # [B * R, k, n] fp32, A: how each token is shared out; columns sum to 1
+    merging: Tensor  # [B * R, k, n] M: rows sum to 1, so that a merged token is a weighted mean
+    unmerging: Tensor  # [B * R, n, k]
+
+    def merge(self, x: Tensor) -> Tensor:
+        """[B, N, C] -> [B, K, C]."""
+        return self.slots.pack(torch.bmm(self.merging, self.regions.split(x)))
+
+    def unmerge(self, y: Tensor, onto: Tensor | None = None) -> Tensor:
+        """[B, K, C] -> [B, N, C], added to `onto` where it is given."""
+        x = self.regions.join(torch.bmm(self.unmerging, self.slots.unpack(y)))
+        return x if onto is None else x.add_(onto)
+
+    def rows(self, table: Tensor) -> Tensor:
+        """The destinations' rows of a table with a row a token: [L + N, D] -> [B, L + K, D].
+
+        Rows before those of the N tokens (the text's) stay as they are.
+        """
+        lead = table.shape[0] - self.regions.tokens
+        merged = table[lead:][self.destinations]
+        return torch.cat([table[:lead].expand(len(merged), -1, -1), merged], dim=1)
+
+    def log_sizes(self) -> Tensor:
+        """[B, K] logarithm of the number of tokens that each merged token stands for."""
+        # a destination between closer ones may be left with next to nothing, and must not become -inf
+        return self.slots.pack(self.assignment.sum(-1)).clamp_min(1e-4).log()
+
+
+def similarity(features: Tensor) -> Tensor:
+    """Cosine similarity in fp32: [G, n, C] -> [G, n, n]."""
+    unit = F.normalize(features.float(), dim=-1)
+    return torch.bmm(unit, unit.transpose(1, 2))
+
+
+def assign(
+    features: Tensor,
+    picks: Tensor,
+    scale: float,
+    real_tokens: Tensor | None = None,
+    real_slots: Tensor | None = None,
+) -> Tensor:
+    """A = softmax(scale * D X^T) over the destinations, on unit vectors.
+
+    features: [G, n, C], picks: [G, k] the destinations' places. The masks, [G, n] and [G, k], are False for padded
+    tokens and surplus slots, which get no weight. Returns [G, k, n] in fp32: near cosine 1 the steps of bf16 are
+    0.004, which `scale` would blow up.
+    """
+    unit = F.normalize(features.float(), dim=-1)
+    chosen = unit.gather(1, picks[..., None].expand(-1, -1, unit.shape[-1]))
+    logits = torch.bmm(chosen, unit.transpose(1, 2)).mul_(scale)
+    if real_slots is not None:
+        logits.masked_fill_(~real_slots[:, :, None], float("-inf"))
+    assignment = logits.softmax(dim=1)
+    return assignment if real_tokens is None else assignment * real_tokens[:, None, :]
+
+
+def merging_matrix(assignment: Tensor) -> Tensor:
+    """M: the rows of A as weights of a mean. A surplus slot's row stays zero."""
+    return assignment / assignment.sum(-1, keepdim=True).clamp_min(1e-12)
+
+
+def unmerging_matrix(assignment: Tensor, merging: Tensor, how: str) -> Tensor:
+    """ "transpose": A^T, which is the pseudo-inverse of M once the assignment is sharp. "pinv": the real one."""
+    return torch.linalg.pinv(merging) if how == "pinv" else assignment.transpose(1, 2)

@@ -1,0 +1,47 @@
+"""Stable Diffusion's UNets: transformer blocks at several resolutions, no rotary positions, no text in the sequence."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Site
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    return block.norm1(call["hidden_states"])
+
+
+def weigh_keys(call: Call, bias: Tensor) -> None:
+    call["attention_mask"] = bias[:, None]  # [B, 1, K]
+
+
+def level(unet: nn.Module, name: str) -> int:
+    """Every down block but the last halves the grid; up blocks mirror them."""
+    part, _, rest = name.partition(".")
+    last = len(unet.config.down_block_types) - 1
+    index = int(rest.partition(".")[0]) if part in ("down_blocks", "up_blocks") else 0
+    return 2 ** {"down_blocks": index, "up_blocks": last - index}.get(part, last)
+
+
+FAMILY = Family(
+    name="unet",
+    covers="Stable Diffusion 1.x, 2.x, SDXL",
+    models=("UNet2DConditionModel",),
+    blocks=(
+        Block(
+            "BasicTransformerBlock",
+            whole=Site(
+                "block", residual=True, features=normalised, mask="attention_mask", weigh_keys=weigh_keys
+            ),
+            modules=(
+                Site("self", "attn1", mask="attention_mask", weigh_keys=weigh_keys),
+                Site("cross", "attn2"),
+                Site("mlp", "ff"),
+            ),
+        ),
+    ),
+    grid_from="sample",
+    grid=lambda unet, sample: tuple(sample.shape[-2:]),
+    level=level,
+    paper_reuse=(10, 5),
+)

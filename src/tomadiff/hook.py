@@ -1,0 +1,294 @@
+"""The one hook: merge, run the module, unmerge. And the state that a model's sites share."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from diffusers.hooks import HookRegistry, ModelHook
+from torch import Tensor, nn
+
+from .clock import Clock
+from .config import Config
+from .core import Schedule
+from .errors import ConfigError, UnsupportedModelError
+from .families import Call, Family
+from .methods import METHODS
+from .sites import Place, find
+
+HOOK = "tomadiff"  # our name in diffusers' hook registries
+PATCH = "_tomadiff"  # the model's attribute that holds its Patch
+
+
+@dataclass
+class KeptPlan:
+    """A plan, with what sites need of it and the steps at which its two parts were made."""
+
+    plan: Any
+    key_bias: Tensor | None  # [B, K] to add to the logits of merged keys
+    destinations_step: int
+    weights_step: int
+
+
+@dataclass
+class Span:
+    """Consecutive blocks between one merge and one unmerge; all other sites are a span of their own."""
+
+    sites: list[SiteHook] = field(default_factory=list)
+    kept: KeptPlan | None = None
+    tokens: Tensor | None = None  # as they came
+    merged: Tensor | None = None
+
+    def clear(self) -> None:
+        self.kept = self.tokens = self.merged = None
+
+
+class PerSample:
+    """A rotary table with rows for each sample, [B, S, D], for code that gives a shared one, [S, D], its batch axis.
+
+    `table[None, :, None]` there means "for all samples alike"; here the same index keeps them apart.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __getitem__(self, index: tuple) -> Tensor:
+        return self.rows[(slice(None), *index[1:])]
+
+
+class Patch:
+    """Merging on one model: its sites, and what they share during a call."""
+
+    def __init__(self, model: nn.Module, family: Family, config: Config, pipeline: Any = None) -> None:
+        self.model, self.family, self.config = model, family, config
+        self.clock = Clock(pipeline)
+        self.schedule = Schedule(config.refresh_destinations, config.refresh_weights)
+        self.sites = [SiteHook(self, place) for place in find(model, family, config)]
+        if config.where == "span":
+            join_spans(self.sites)
+        self.plans: dict[tuple, KeptPlan] = {}
+        self.tables: dict[tuple[int, int], Any] = {}  # shortened rotary tables of this call
+        self.dense = False  # this call, everywhere
+        self.cut = False  # this call, spans are cut into single blocks
+        self.model_calls = 0
+        self.refreshes = {"destinations": 0, "weights": 0}
+        self.seconds = {"plan": 0.0, "merge": 0.0, "unmerge": 0.0, "model": 0.0}
+        self.timed = True  # False once it ran on a device whose clock is not ours
+        self._grid: tuple[Any, tuple[int, ...]] = (None, ())
+
+    def begin(self, call: Call) -> None:
+        """Before the model runs: see where in which generation this call is, and how the image is laid out."""
+        self.model_calls += 1
+        generation = self.clock.generation
+        self.clock.tick(call["timestep"])
+        if self.clock.generation != generation:
+            self.plans.clear()
+        self.tables.clear()
+        for hook in self.sites:  # an exception may have left a span open
+            hook.span.clear()
+        self.dense = self.clock.step < self._dense_steps()
+        self.cut = any(call.get(name) is not None for name in self.family.between_blocks)
+        source = call[self.family.grid_from]
+        if self._grid[0] is not source:
+            self._grid = (source, self.family.grid(self.model, source))
+
+    def plan(self, hook: SiteHook, module: nn.Module, call: Call) -> KeptPlan:
+        """The plan for a site in this call: the one at hand, or a new one where that is due."""
+        tokens: Tensor = call[hook.site.tokens]
+        grid = self._grid_at(hook, tokens.shape[1])
+        shifted = self.config.shift and self.clock.step % 2 == 1
+        owner = hook.name if self.config.share == "block" else (hook.site.kind, hook.ratio)
+        key = (owner, grid, shifted, self.clock.call, tokens.shape[0], tokens.dtype, tokens.device)
+        kept, step, due = self.plans.get(key), self.clock.step, "destinations"
+        if kept is not None:
+            due = self.schedule.due(step - kept.destinations_step, step - kept.weights_step)
+            if due is None:
+                return kept
+        with self.spent("plan", tokens.device), torch.no_grad():
+            features = tokens if hook.site.features is None else hook.site.features(module, call)
+            destinations = kept.plan.destinations if due == "weights" else None
+            plan = METHODS[self.config.method](features, grid, hook.ratio, self.config, shifted, destinations)
+            bias = plan.log_sizes().to(tokens.dtype) if self.config.weigh_keys else None
+        self.refreshes[due] += 1
+        self.plans[key] = KeptPlan(plan, bias, kept.destinations_step if due == "weights" else step, step)
+        return self.plans[key]
+
+    def table(self, plan: Any, table: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        """A rotary table with the rows of a plan's destinations, made once a call."""
+        key = (id(plan), id(table[0]))
+        if key not in self.tables:
+            rows = [plan.rows(part) for part in table]
+            self.tables[key] = tuple(part[0] if len(part) == 1 else PerSample(part) for part in rows)
+        return self.tables[key]
+
+    @contextlib.contextmanager
+    def spent(self, on: str, device: torch.device) -> Iterator[None]:
+        """Book the time of what is inside. Only the CPU works while we look; others run behind our back."""
+        start = time.perf_counter()
+        yield
+        self.seconds[on] += time.perf_counter() - start
+        self.timed &= device.type == "cpu"
+
+    def _dense_steps(self) -> int:
+        dense = self.config.dense_steps
+        if not isinstance(dense, float):
+            return dense
+        steps = self.clock.steps()
+        if steps is None:
+            raise ConfigError(
+                f"dense_steps={dense} is a share of the steps, and a model alone doesn't know how many there are: "
+                "give tomadiff.apply the pipeline, or dense_steps as a number of steps"
+            )
+        return round(dense * steps)
+
+    def _grid_at(self, hook: SiteHook, tokens: int) -> tuple[int, ...]:
+        if self.config.regions != "tile":
+            return (tokens,)  # runs of the sequence need no grid
+        grid = self._grid[1]
+        for _ in range(int(math.log2(hook.level))):
+            grid = tuple((side + 1) // 2 for side in grid)
+        if math.prod(grid) != tokens:
+            raise UnsupportedModelError(
+                f"{hook.name} got {tokens} tokens, not the {' x '.join(map(str, grid))} of the image (extra image "
+                'tokens, or feed-forward chunking): use regions="stripe", which needs no grid, or where="block"'
+            )
+        return grid
+
+
+class ModelCallHook(ModelHook):
+    """Tells the patch about each call of the model."""
+
+    def __init__(self, patch: Patch) -> None:
+        super().__init__()
+        self.patch = patch
+        self.parameters = parameter_names(patch.model)
+
+    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        call = dict(zip(self.parameters, args)) | kwargs
+        self.patch.begin(call)
+        with self.patch.spent("model", call[self.patch.family.grid_from].device):
+            return self.fn_ref.original_forward(*args, **kwargs)
+
+
+class SiteHook(ModelHook):
+    """Merge, run, unmerge: around a submodule, a block, or together with its neighbours around a span of blocks."""
+
+    def __init__(self, patch: Patch, place: Place) -> None:
+        super().__init__()
+        self.patch, self.site, self.module = patch, place.site, place.module
+        self.name, self.level, self.ratio, self.neighbours = place.name, place.level, place.ratio, place.neighbours
+        self.parameters = parameter_names(place.module)
+        self.span = Span([self])
+        self.tokens = self.kept = self.calls = self.dense_calls = 0
+
+    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        call: Call = dict(zip(self.parameters, args)) | kwargs
+        self.calls += 1
+        if self.patch.dense or self.ratio == 0:
+            self.dense_calls += 1
+            self.tokens = self.kept = call[self.site.tokens].shape[1]
+            return self.fn_ref.original_forward(**call)
+        if self.patch.cut or self is self.span.sites[0]:
+            self._merge(module, call)
+        self._follow(call)
+        output = self.fn_ref.original_forward(**call)
+        return self._unmerge(output) if self.patch.cut or self is self.span.sites[-1] else output
+
+    def _merge(self, module: nn.Module, call: Call) -> None:
+        span, tokens = self.span, call[self.site.tokens]
+        span.kept = self.patch.plan(self, module, call)
+        with self.patch.spent("merge", tokens.device):
+            span.tokens, span.merged = tokens, span.kept.plan.merge(tokens)
+        call[self.site.tokens] = span.merged
+
+    def _follow(self, call: Call) -> None:
+        """What belongs to single tokens follows them: positions, and how much a key counts."""
+        site, kept = self.site, self.span.kept
+        self.tokens, self.kept = self.span.tokens.shape[1], call[site.tokens].shape[1]
+        if site.rotary is not None and call.get(site.rotary) is not None:
+            call[site.rotary] = self.patch.table(kept.plan, call[site.rotary])
+        if site.mask is not None and call.get(site.mask) is not None:
+            raise ConfigError(
+                f"{self.name} was called with {site.mask}, a mask over image tokens that can't follow them into "
+                "merged ones: call the model without it, or tomadiff.remove first"
+            )
+        if site.weigh_keys is not None and kept.key_bias is not None:
+            site.weigh_keys(call, kept.key_bias)
+
+    def _unmerge(self, output: Any) -> Any:
+        span, plan = self.span, self.span.kept.plan
+
+        def whole(y: Tensor) -> Tensor:
+            # unmerging the change leaves every token its own detail
+            return plan.unmerge(y - span.merged, onto=span.tokens) if self.site.residual else plan.unmerge(y)
+
+        with self.patch.spent("unmerge", span.tokens.device):
+            if not self.site.outputs:
+                output = whole(output)
+            else:
+                output = tuple(whole(y) if i in self.site.outputs else y for i, y in enumerate(output))
+        span.clear()
+        return output
+
+
+def join_spans(hooks: list[SiteHook]) -> None:
+    """Let blocks that run one after the other share a span."""
+    spans: dict[str, Span] = {}
+    for hook in hooks:
+        hook.span = spans.setdefault(hook.neighbours, Span())
+        hook.span.sites.append(hook)
+
+
+def parameter_names(module: nn.Module) -> list[str]:
+    return list(inspect.signature(type(module).forward).parameters)[1:]
+
+
+def attach(patch: Patch) -> None:
+    """Put the hooks on."""
+    register(patch.model, ModelCallHook(patch))
+    for hook in patch.sites:
+        register(hook.module, hook)
+    setattr(patch.model, PATCH, patch)
+    # hooks hold on to the very modules they are on, so a copy has to be made without them
+    patch.model.__deepcopy__ = functools.partial(_copy, patch)
+
+
+def detach(patch: Patch) -> None:
+    """Take the hooks off and leave nothing behind."""
+    for module in (patch.model, *(hook.module for hook in patch.sites)):
+        unregister(module)
+    delattr(patch.model, PATCH)
+    del patch.model.__deepcopy__
+
+
+def register(module: nn.Module, hook: ModelHook) -> None:
+    HookRegistry.check_if_exists_or_initialize(module).register_hook(hook, HOOK)
+
+
+def unregister(module: nn.Module) -> None:
+    registry: HookRegistry = module._diffusers_hook
+    registry.remove_hook(HOOK, recurse=False)
+    if not registry.hooks:
+        del module._diffusers_hook
+        if getattr(module.forward, "__func__", None) is type(module).forward:
+            del module.forward  # the registry put the class's own method there
+
+
+def _copy(patch: Patch, memo: dict[int, Any]) -> nn.Module:
+    """`copy.deepcopy` of a patched model: the same settings on a model, and in a pipeline, of its own."""
+    detach(patch)
+    try:
+        twin = copy.deepcopy(patch.model, memo)
+    finally:
+        attach(patch)
+    pipeline = patch.clock.pipeline and patch.clock.pipeline()
+    attach(Patch(twin, patch.family, patch.config, memo.get(id(pipeline))))
+    return twin

@@ -1,0 +1,56 @@
+"""ToMA: facility-location destinations, merging as attention (arXiv 2509.10918)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..config import Config
+from ..core import (
+    Plan,
+    Slots,
+    assign,
+    cut,
+    facility_location,
+    merging_matrix,
+    similarity,
+    slots,
+    unmerging_matrix,
+)
+
+
+def plan(
+    features: Tensor,
+    grid: tuple[int, ...],
+    ratio: float,
+    config: Config,
+    shifted: bool = False,
+    destinations: Tensor | None = None,
+) -> Plan:
+    """A plan for the features, [B, N, C], of tokens on a grid. With `destinations`, [B, K], only weights are new."""
+    regions = cut(grid, config.regions, config.region_size, shifted, features.device)
+    places = slots(regions.lengths, ratio, features.device)
+    if destinations is None:
+        split = regions.split(features)
+        picks = facility_location(similarity(split), places.size, _each(regions.real, split))
+        destinations = places.pack(regions.tokens_at(picks))
+    if config.assign == "global":
+        regions = cut(grid, "global", config.region_size, False, features.device)
+        places = Slots(regions=1, kept=destinations.shape[1], size=destinations.shape[1])
+    split = regions.split(features)
+    assignment = assign(
+        split,
+        regions.places_of(places.unpack(destinations)),
+        config.scale,
+        _each(regions.real, split),
+        _each(places.real, split),
+    )
+    merging = merging_matrix(assignment)
+    unmerging = unmerging_matrix(assignment, merging, config.unmerge)
+    return Plan(
+        regions, places, destinations, assignment, merging.to(features.dtype), unmerging.to(features.dtype)
+    )
+
+
+def _each(mask: Tensor | None, split: Tensor) -> Tensor | None:
+    """A mask over regions, [R, ...], for every sample: [B * R, ...]."""
+    return None if mask is None else mask.repeat(split.shape[0] // mask.shape[0], 1)

@@ -1,0 +1,95 @@
+"""What merging did to a model: an honest account, as a table and as data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .hook import Patch
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """One site: the tokens it was given and those that it ran on when last called, and how often that was."""
+
+    name: str
+    kind: str
+    level: int
+    tokens: int
+    kept: int
+    calls: int
+    dense_calls: int  # of these, left dense on purpose
+
+
+@dataclass(frozen=True)
+class Report:
+    model: str
+    family: str
+    settings: dict[str, Any]
+    sites: list[SiteReport]
+    generations: int
+    model_calls: int
+    refreshes: dict[str, int]  # plans made: whole ones ("destinations"), and those with new "weights" only
+    seconds: dict[str, float] | None  # "plan", "merge", "unmerge", "model"; None where our clock can't tell
+
+    @property
+    def overhead(self) -> float | None:
+        """Share of the model's time that went into planning, merging and unmerging."""
+        if not self.seconds or not self.seconds["model"]:
+            return None
+        return (self.seconds["plan"] + self.seconds["merge"] + self.seconds["unmerge"]) / self.seconds["model"]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "overhead": self.overhead}
+
+    def __str__(self) -> str:
+        lines = [f"tomadiff on {self.model} ({self.family}): {_changed(self.settings)}"]
+        lines += _table(self.sites)
+        lines.append(
+            f"{self.model_calls} model calls in {self.generations} generations; plans made: "
+            f"{self.refreshes['destinations']} whole, {self.refreshes['weights']} with new weights only"
+        )
+        if self.model_calls == 0:
+            lines.append("not called yet: tokens and times are known after a generation")
+        elif self.overhead is None:
+            lines.append("times are not known: this device works while the host goes on")
+        else:
+            parts = ", ".join(f"{name} {self.seconds[name]:.3f} s" for name in ("plan", "merge", "unmerge"))
+            lines.append(f"{parts}: {self.overhead:.1%} of the model's {self.seconds['model']:.2f} s")
+        return "\n".join(lines)
+
+
+def make_report(patch: Patch) -> Report:
+    return Report(
+        model=type(patch.model).__name__,
+        family=patch.family.name,
+        settings=patch.config.to_dict(),
+        sites=[
+            SiteReport(
+                hook.name, hook.site.kind, hook.level, hook.tokens, hook.kept, hook.calls, hook.dense_calls
+            )
+            for hook in patch.sites
+        ],
+        generations=patch.clock.generation,
+        model_calls=patch.model_calls,
+        refreshes=dict(patch.refreshes),
+        seconds=dict(patch.seconds) if patch.timed else None,
+    )
+
+
+def _changed(settings: dict[str, Any]) -> str:
+    shown = ("ratio", "method", "regions", "assign", "where")
+    return ", ".join(f"{name}={settings[name]}" for name in shown)
+
+
+def _table(sites: list[SiteReport]) -> list[str]:
+    """Sites that are alike share a row."""
+    rows: dict[tuple, list[SiteReport]] = {}
+    for site in sites:
+        rows.setdefault((site.kind, site.level, site.tokens, site.kept), []).append(site)
+    cells = [("kind", "level", "sites", "tokens", "kept", "calls", "left dense")]
+    for (kind, level, tokens, kept), group in rows.items():
+        calls, dense = sum(site.calls for site in group), sum(site.dense_calls for site in group)
+        cells.append((kind, *map(str, (level, len(group), tokens, kept, calls, dense))))
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in cells]

@@ -1,0 +1,99 @@
+"""Which modules of a model become sites under a configuration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from .config import Config
+from .errors import ConfigError, UnsupportedModelError
+from .families import Block, Family, Site
+
+
+@dataclass(frozen=True)
+class Place:
+    """A site in a model: its module and the ratio it gets."""
+
+    site: Site
+    module: nn.Module
+    name: str
+    level: int
+    ratio: float
+
+    @property
+    def neighbours(self) -> str:
+        """The list it is in: blocks of one list run one after the other."""
+        return self.name.rpartition(".")[0]
+
+
+def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
+    """Every site, in the order of the model's modules; an error where the configuration doesn't fit the model."""
+    blocks = list(_blocks(model, family, config.dense_blocks))
+    places = []
+    for name, module, block in blocks:
+        level = family.level(model, name)
+        for site in _sites(block, config):
+            # an optional part, like the second attention of some blocks, is None where it is missing
+            part = getattr(module, site.path) if site.path else module
+            if part is not None:
+                full_name = f"{name}.{site.path}" if site.path else name
+                places.append(Place(site, part, full_name, level, _ratio(config, site, level)))
+    if not blocks:
+        raise UnsupportedModelError(
+            f"this {type(model).__name__} has no {' or '.join(block.name for block in family.blocks)} to merge in"
+            + (f" beyond the dense_blocks={config.dense_blocks}" if config.dense_blocks else "")
+        )
+    _check(places, family, config)
+    return places
+
+
+def _blocks(model: nn.Module, family: Family, dense: int) -> Iterator[tuple[str, nn.Module, Block]]:
+    declared = {block.name: block for block in family.blocks}
+    seen: Counter[str] = Counter()
+    for name, module in model.named_modules():
+        cls = type(module).__name__
+        if cls in declared:
+            seen[cls] += 1
+            if seen[cls] > dense:
+                yield name, module, declared[cls]
+
+
+def _sites(block: Block, config: Config) -> list[Site]:
+    if config.where != "module":
+        return [block.whole]
+    # a block that is one module is self-attention and MLP at once
+    return [site for site in block.modules if {site.kind} <= set(config.modules) or _whole(site, config)]
+
+
+def _whole(site: Site, config: Config) -> bool:
+    return not site.path and {"self", "mlp"} <= set(config.modules)
+
+
+def _ratio(config: Config, site: Site, level: int) -> float:
+    if not isinstance(config.ratio, Mapping):
+        return config.ratio
+    return config.ratio.get(site.kind, config.ratio.get(level, 0.0))
+
+
+def _check(places: list[Place], family: Family, config: Config) -> None:
+    if not places:
+        raise ConfigError(
+            f"modules={config.modules!r} leaves nothing to merge: {family.name} has "
+            + ", ".join(sorted({site.kind for block in family.blocks for site in block.modules}))
+        )
+    if isinstance(config.ratio, Mapping):
+        there = {place.site.kind for place in places} | {place.level for place in places}
+        missing = [key for key in config.ratio if key not in there]
+        if missing:
+            raise ConfigError(
+                f"ratio names {', '.join(map(repr, missing))}, which this model doesn't have with "
+                f"where={config.where!r}; it has {', '.join(map(repr, sorted(there, key=str)))}"
+            )
+    if config.weigh_keys and not any(place.site.weigh_keys for place in places):
+        raise ConfigError(
+            f"weigh_keys=True can't be honoured here: in {family.name}, no site of where={config.where!r}, "
+            f"modules={config.modules!r} has attention over merged keys that takes a mask; leave it out"
+        )
