@@ -157,9 +157,10 @@ def draw(
     size: tuple[int, int] = (128, 128),
     steps: int = 2,
     guidance: float = 3.0,
+    dtype: torch.dtype = torch.float32,
     **more: Any,
 ) -> Tensor:
-    """Images of the prompts with these seeds, [B, 3, H, W], through the pipeline's real call."""
+    """Latents of the prompts with these seeds, through the pipeline's real call; `output_type="pt"` for images."""
     embeds, pooled = (torch.cat(parts) for parts in zip(*(text(seed) for seed in seeds)))
     negative, negative_pooled = (part.expand(len(seeds), *part.shape[1:]) for part in text(999))
     call: dict[str, Any] = {"prompt_embeds": embeds, "negative_prompt_embeds": negative}
@@ -174,6 +175,7 @@ def draw(
         "height": size[0],
         "width": size[1],
         "num_inference_steps": steps,
-        "output_type": "pt",
+        "output_type": "latent",  # decoding is no business of ours
     }
+    call = {key: value.to(dtype) if isinstance(value, Tensor) else value for key, value in call.items()}
     return pipe(**{**call, **more}).images

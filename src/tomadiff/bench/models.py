@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,10 +28,10 @@ def sdxl() -> UNet2DConditionModel:
     ).eval()
 
 
-def sdxl_inputs(unet: nn.Module, size: tuple[int, int], batch: int = 1) -> dict[str, Any]:
-    """The arguments of one call, but for the timestep."""
-    return {
-        "sample": torch.randn(batch, unet.config.in_channels, size[0] // 8, size[1] // 8),
-        "encoder_hidden_states": torch.randn(batch, 77, unet.config.cross_attention_dim),
-        "added_cond_kwargs": {"text_embeds": torch.randn(batch, 1280), "time_ids": torch.randn(batch, 6)},
-    }
+def sdxl_call(unet: nn.Module, size: tuple[int, int], batch: int = 1) -> Callable[[int], Any]:
+    """A function of the timestep that runs the model once on an image of that size."""
+    sample = torch.randn(batch, unet.config.in_channels, size[0] // 8, size[1] // 8)
+    text = torch.randn(batch, 77, unet.config.cross_attention_dim)
+    added = {"text_embeds": torch.randn(batch, 1280), "time_ids": torch.randn(batch, 6)}
+    # the sample by position: tomesd looks for it there
+    return lambda timestep: unet(sample, timestep, encoder_hidden_states=text, added_cond_kwargs=added)

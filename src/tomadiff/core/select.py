@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 
 CHOSEN = -1e9  # far below any sum of cosines, so a token that carries it is never the best
+# Two tokens that are each other's nearest gain exactly the same, and rounding must not decide between them: it differs
+# with the batch size. So each token is worth this much less than the one before it, which is more than rounding.
+TIE = 2e-6
 
 
 def facility_location(similarity: Tensor, k: int, real: Tensor | None = None) -> Tensor:
@@ -17,13 +20,14 @@ def facility_location(similarity: Tensor, k: int, real: Tensor | None = None) ->
     real token is left. Returns [G, k]. Ties go to the first token.
 
     `cover[i, j] = max(S_ij, m_j)`, with m_j the similarity of j to its nearest pick so far, is all the state there
-    is: row sums are f(D + i), and the row of the pick is the next m. One more column carries the mark of the
-    tokens that can't be picked (again). That makes five launches a pick, on buffers that are made once.
+    is: row sums are f(D + i), and the row of the pick is the next m. (All are kept less 1, so that sums are of small
+    numbers where it matters.) One more column breaks ties and marks the tokens that can't be picked, or not again.
+    That makes five launches a pick, on buffers that are made once.
     """
     groups, n, _ = similarity.shape
     cover = similarity.new_empty(groups, n, n + 1)
-    cover[..., :n] = similarity
-    cover[..., n] = 0
+    torch.sub(similarity, 1, out=cover[..., :n])
+    cover[..., n] = torch.arange(n, device=similarity.device) * -TIE
     if real is not None:
         cover[..., n].masked_fill_(~real, CHOSEN)
         cover[..., :n].masked_fill_(~real[:, None, :], 0)  # nobody gains by covering padding

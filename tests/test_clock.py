@@ -1,0 +1,97 @@
+"""Generations, steps and calls are told apart by what the model is called with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tomadiff.clock import MOST_CALLS, Clock
+
+
+class Scheduler:
+    """As much of a scheduler as the clock looks at."""
+
+    def __init__(self) -> None:
+        self.step_index: int | None = None
+
+    def set_timesteps(self, steps: int) -> torch.Tensor:
+        self.timesteps = torch.linspace(999, 1, steps)
+        self.step_index = None
+        return self.timesteps
+
+
+class Pipeline:
+    def __init__(self) -> None:
+        self.scheduler = Scheduler()
+
+
+def ticks(clock: Clock, times: list) -> list[tuple[int, int, int]]:
+    seen = []
+    with torch.no_grad():
+        for time in times:
+            clock.tick(time)
+            seen.append((clock.generation, clock.step, clock.call))
+    return seen
+
+
+@pytest.mark.parametrize("form", [float, torch.tensor, lambda t: torch.full((3,), t)], ids=["float", "0d", "batch"])
+def test_a_time_that_goes_back_starts_a_generation(form) -> None:
+    times = [form(t) for t in (999.0, 500.0, 1.0, 800.0, 300.0)]
+    assert ticks(Clock(), times) == [(1, 0, 0), (1, 1, 0), (1, 2, 0), (2, 0, 0), (2, 1, 0)]
+
+
+@pytest.mark.parametrize("view", [lambda t: t, lambda t: t.expand(2)], ids=["entry", "expanded"])
+def test_entries_of_a_timestep_table_are_steps_without_reading_them(view) -> None:
+    table = torch.zeros(3)  # the values tell nothing, as on a device that must not be waited for
+    again = torch.zeros(3)
+    times = [view(t) for t in (*table, *again)]
+    assert [t[:2] for t in ticks(Clock(), times)] == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
+
+
+def test_calls_at_the_same_time_belong_to_one_step() -> None:
+    times = [torch.tensor([t]) for t in (900.0, 900.0, 500.0, 500.0, 900.0)]
+    assert ticks(Clock(), times) == [(1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1), (2, 0, 0)]
+
+
+def test_a_new_table_of_the_pipelines_scheduler_starts_a_generation() -> None:
+    """Also with one step, where time never goes back."""
+    pipeline = Pipeline()
+    clock = Clock(pipeline)
+    seen = []
+    for _ in range(3):
+        seen += ticks(clock, [t.clone() for t in pipeline.scheduler.set_timesteps(1)])
+    assert seen == [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
+
+
+def test_single_step_generations_of_a_bare_model_never_pile_up() -> None:
+    seen = ticks(Clock(), [999.0] * (MOST_CALLS + 1))
+    assert seen[-2:] == [(1, 0, MOST_CALLS - 1), (2, 0, 0)]
+
+
+def test_every_call_under_autograd_is_a_generation() -> None:
+    clock = Clock()
+    for time in (900.0, 500.0, 100.0):
+        clock.tick(time)
+    assert (clock.generation, clock.step) == (3, 0)
+
+
+def test_steps_are_known_from_the_pipeline_alone() -> None:
+    pipeline = Pipeline()
+    pipeline.scheduler.set_timesteps(7)
+    assert Clock(pipeline).steps() == 7
+    assert Clock().steps() is None
+    pipeline._num_timesteps = 4  # as image-to-image pipelines tell after skipping some
+    assert Clock(pipeline).steps() == 4
+
+
+def test_the_device_is_never_waited_for_in_a_pipeline() -> None:
+    """A meta tensor has no value: reading it would raise."""
+    pipeline = Pipeline()
+    clock = Clock(pipeline)
+    pipeline.scheduler.set_timesteps(3)
+    with torch.no_grad():
+        for step in range(3):
+            for call in range(2):  # prompt and negative prompt
+                clock.tick(torch.empty(2, device="meta"))
+                assert (clock.generation, clock.step, clock.call) == (1, step, call)
+            pipeline.scheduler.step_index = step + 1

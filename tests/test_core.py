@@ -1,0 +1,273 @@
+"""The maths against slow and literal references."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tomadiff import Config
+from tomadiff.core import Schedule, cut, facility_location, kept, similarity, slots
+from tomadiff.methods import toma
+
+CPU = torch.device("cpu")
+seeds = st.integers(0, 2**31 - 1)
+grids = st.one_of(
+    st.tuples(st.integers(1, 21), st.integers(1, 21)),
+    st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)),
+)
+kinds = st.sampled_from(["tile", "stripe", "global"])
+
+
+def features(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def coverage(similarity: Tensor, chosen: Sequence[int]) -> float:
+    """f(D), literally."""
+    return sum(max(float(similarity[i, j]) for i in chosen) for j in range(len(similarity)))
+
+
+def greedy_next(similarity: Tensor, chosen: list[int]) -> list[int]:
+    """One more pick of facility location, by trying every token."""
+    rest = [i for i in range(len(similarity)) if i not in chosen]
+    return [*chosen, max(rest, key=lambda i: coverage(similarity, [*chosen, i]))]
+
+
+# -- selection ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, st.integers(2, 14), st.data())
+def test_selection_equals_plain_greedy(seed: int, n: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, n))
+    s = similarity(features(seed, 3, n, 8))
+    picks = facility_location(s, k)
+    for region, chosen in zip(s.double(), picks.tolist()):
+        # where two tokens are equally good, rounding decides: what must hold is that no other would be better
+        for count in range(k):
+            best = coverage(region, greedy_next(region, chosen[:count]))
+            assert coverage(region, chosen[: count + 1]) == pytest.approx(best, abs=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, st.integers(2, 9), st.data())
+def test_selection_reaches_the_greedy_bound_of_the_optimum(seed: int, n: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, n))
+    s = similarity(features(seed, 1, n, 6).abs())  # the bound is for non-negative similarities
+    best = max(coverage(s[0], subset) for subset in itertools.combinations(range(n), k))
+    found = coverage(s[0], tuple(facility_location(s, k)[0].tolist()))
+    assert found >= (1 - 1 / math.e) * best - 1e-4
+
+
+@given(st.integers(1, 12), st.data())
+def test_selection_has_no_duplicates_even_when_all_tokens_are_equal(n: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, n))
+    picks = facility_location(similarity(torch.ones(2, n, 4)), k)
+    assert picks.tolist() == [list(range(k))] * 2  # and ties go to the first
+
+
+def test_selection_is_exact_on_perfect_clusters() -> None:
+    centres = torch.eye(5)
+    labels = torch.tensor([3, 1, 4, 1, 0, 2, 2, 3, 0, 4, 1])
+    picks = facility_location(similarity(centres[labels][None]), 5)[0]
+    assert sorted(labels[picks].tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_selection_never_picks_padding_while_real_tokens_are_left() -> None:
+    real = torch.tensor([[True] * 4 + [False] * 3])
+    x = features(0, 1, 7, 4)
+    picks = facility_location(similarity(x), 4, real)[0]
+    alone = facility_location(similarity(x[:, :4]), 4)[0]
+    assert picks.tolist() == alone.tolist()
+
+
+# -- regions ------------------------------------------------------------------------------------------------------
+
+
+@given(grids, kinds, st.integers(1, 8), st.booleans())
+def test_split_and_join_are_inverse_on_any_grid(grid: tuple, kind: str, size: int, shift: bool) -> None:
+    regions = cut(grid, kind, size, shift, CPU)
+    x = torch.arange(2 * math.prod(grid) * 3.0).reshape(2, -1, 3)
+    assert torch.equal(regions.join(regions.split(x)), x)
+    assert sum(regions.lengths) == math.prod(grid)
+    assert regions.size - min(regions.lengths) < max(regions.size, 2), "regions are nearly equal"
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 9))
+def test_tiles_are_boxes_of_at_most_the_size_asked_for(height: int, width: int, size: int) -> None:
+    regions = cut((height, width), "tile", size, False, CPU)
+    numbers = regions.split(torch.arange(float(height * width))[None, :, None]).long().squeeze(-1)
+    for tokens, length in zip(numbers, regions.lengths):
+        rows, columns = tokens[:length] // width, tokens[:length] % width
+        rows, columns = rows.unique(), columns.unique()
+        assert len(rows) * len(columns) == length
+        assert rows[-1] - rows[0] + 1 == len(rows) <= size
+        assert columns[-1] - columns[0] + 1 == len(columns) <= size
+
+
+def test_stripes_and_global_regions_of_even_grids_move_nothing() -> None:
+    assert cut((16, 16), "stripe", 8, False, CPU).order is None
+    assert cut((5, 7), "global", 8, False, CPU).order is None
+    assert cut((16, 16), "tile", 8, False, CPU).order is not None
+
+
+def test_shifted_tiles_differ_and_stay_as_large() -> None:
+    plain, shifted = (cut((16, 24), "tile", 8, shift, CPU) for shift in (False, True))
+    assert plain.lengths == shifted.lengths
+    assert not torch.equal(plain.order, shifted.order)
+
+
+@given(grids, kinds, st.integers(1, 8), st.floats(0, 0.99))
+def test_tokens_kept_are_what_the_ratio_says(grid: tuple, kind: str, size: int, ratio: float) -> None:
+    lengths = cut(grid, kind, size, False, CPU).lengths
+    places = slots(lengths, ratio, CPU)
+    assert places.kept == sum(length - math.floor(length * ratio + 1e-9) for length in lengths)
+    assert abs(places.kept - (1 - ratio) * math.prod(grid)) <= len(lengths)  # within one token a region
+
+
+def test_kept_is_not_fooled_by_binary_fractions() -> None:
+    assert kept(100, 0.29) == 71
+
+
+# -- plans --------------------------------------------------------------------------------------------------------
+
+
+def plan(x: Tensor, grid: tuple[int, ...], ratio: float = 0.5, shifted: bool = False, **fields: object) -> toma.Plan:
+    return toma.plan(x, grid, ratio, Config(**fields), shifted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seeds, grids, kinds, st.sampled_from(["region", "global"]), st.floats(0, 0.95), st.sampled_from([1.0, 30.0, 1000.0])
+)
+def test_plan_is_a_proper_assignment_on_any_grid(
+    seed: int, grid: tuple, kind: str, assign: str, ratio: float, scale: float
+) -> None:
+    x = features(seed, 2, math.prod(grid), 5)
+    p = plan(x, grid, ratio, regions=kind, assign=assign, scale=scale, region_size=4)
+    tokens = p.regions.split(torch.ones(2, math.prod(grid), 1)).squeeze(-1)
+    real = torch.ones_like(tokens) if p.regions.real is None else p.regions.real.repeat(2, 1).float()
+    torch.testing.assert_close(p.assignment.sum(1), real, msg="every token is shared out once")
+    assert p.destinations.shape == (2, p.slots.kept)
+    assert all(len(set(sample)) == p.slots.kept for sample in p.destinations.tolist()), "no destination twice"
+    assert p.merge(x).shape == (2, p.slots.kept, 5)
+    assert p.unmerge(p.merge(x)).shape == x.shape
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, grids, kinds, st.floats(0, 0.95), st.sampled_from(["transpose", "pinv"]), st.booleans())
+def test_merge_of_a_constant_is_the_constant(
+    seed: int, grid: tuple, kind: str, ratio: float, unmerge: str, shifted: bool
+) -> None:
+    p = plan(
+        features(seed, 2, math.prod(grid), 5), grid, ratio, shifted, regions=kind, region_size=4, unmerge=unmerge
+    )
+    constant = torch.full((2, math.prod(grid), 3), 1.7)
+    torch.testing.assert_close(p.merge(constant), torch.full((2, p.slots.kept, 3), 1.7))
+    if unmerge == "transpose":
+        torch.testing.assert_close(p.unmerge(p.merge(constant)), constant)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.sampled_from(["transpose", "pinv"]), st.sampled_from(["region", "global"]))
+def test_unmerge_after_merge_is_the_identity_on_perfect_clusters(seed: int, unmerge: str, assign: str) -> None:
+    """Half of the tokens are copies: at ratio 0.5 nothing is lost."""
+    originals = torch.nn.functional.normalize(features(seed, 1, 4, 8, 16), dim=-1)  # four tiles of 4 x 4, 8 kinds each
+    copies = torch.cat([originals, originals], dim=2)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(seed))
+    tiles = cut((8, 8), "tile", 4, False, CPU)
+    x = tiles.join(copies[:, :, order].reshape(4, 16, 16))
+    p = plan(x, (8, 8), 0.5, region_size=4, unmerge=unmerge, assign=assign)
+    torch.testing.assert_close(p.unmerge(p.merge(x)), x, atol=1e-4, rtol=1e-4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.sampled_from([1.0, 10.0, 100.0, 1000.0]), st.floats(0.1, 0.9))
+def test_pinv_reconstructs_no_worse_than_transpose(seed: int, scale: float, ratio: float) -> None:
+    x = features(seed, 1, 64, 12)
+
+    def error(unmerge: str) -> float:
+        p = plan(x, (8, 8), ratio, scale=scale, unmerge=unmerge)
+        return float((p.unmerge(p.merge(x)) - x).norm() / x.norm())
+
+    assert error("pinv") <= error("transpose") + 1e-3
+
+
+def test_merge_equals_the_formula_written_out() -> None:
+    x = features(3, 1, 16, 6)
+    p = plan(x, (4, 4), 0.5, regions="global", scale=7.0)
+    unit = (x[0] / x[0].norm(dim=-1, keepdim=True)).double()
+    picks: list[int] = []
+    for _ in range(8):
+        picks = greedy_next(unit @ unit.T, picks)
+    a = torch.softmax(7.0 * unit[picks] @ unit.T, dim=0)
+    m = a / a.sum(1, keepdim=True)
+    assert p.destinations[0].tolist() == picks
+    merged = m @ x[0].double()
+    torch.testing.assert_close(p.merge(x)[0].double(), merged, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(p.unmerge(merged[None].float())[0].double(), a.T @ merged, atol=1e-5, rtol=1e-5)
+    onto = features(4, 1, 16, 6)
+    torch.testing.assert_close(p.unmerge(p.merge(x), onto=onto), onto + p.unmerge(p.merge(x)))
+
+
+def test_new_weights_keep_the_destinations() -> None:
+    config = Config(region_size=4)
+    first = toma.plan(features(0, 2, 70, 5), (7, 10), 0.5, config)
+    later = features(1, 2, 70, 5)
+    second = toma.plan(later, (7, 10), 0.5, config, destinations=first.destinations)
+    assert torch.equal(first.destinations, second.destinations)
+    assert not torch.allclose(first.assignment, second.assignment)
+    # a destination is nearest to itself, so at this scale it is merged with itself
+    chosen = later.gather(1, second.destinations[..., None].expand(-1, -1, 5))
+    unit = torch.nn.functional.cosine_similarity(second.merge(chosen_only(later, second)), chosen, dim=-1)
+    torch.testing.assert_close(unit, torch.ones_like(unit))
+
+
+def chosen_only(x: Tensor, p: toma.Plan) -> Tensor:
+    """x with everything but the destinations zeroed, so that merging can only scale them."""
+    mask = torch.zeros(x.shape[:2]).scatter(1, p.destinations, 1.0)
+    return x * mask[..., None]
+
+
+def test_each_sample_gets_the_plan_it_would_get_alone() -> None:
+    x = features(5, 3, 99, 6)
+    together = plan(x, (9, 11))
+    for sample in range(3):
+        alone = plan(x[sample : sample + 1], (9, 11))
+        assert torch.equal(together.destinations[sample : sample + 1], alone.destinations)
+
+
+def test_rotary_rows_are_those_of_the_destinations_with_the_text_first() -> None:
+    p = plan(features(0, 2, 64, 5), (8, 8))
+    table = torch.arange(70.0)[:, None].expand(70, 4)  # 6 rows of text, then a row for each token
+    rows = p.rows(table)
+    assert rows.shape == (2, 6 + 32, 4)
+    assert rows[:, :6, 0].tolist() == [[0, 1, 2, 3, 4, 5]] * 2
+    assert torch.equal(rows[:, 6:, 0].long() - 6, p.destinations)
+
+
+def test_log_sizes_count_the_tokens_behind_each_merged_one() -> None:
+    x = torch.eye(3)[torch.tensor([0, 0, 0, 0, 0, 1, 1, 2])][None]
+    p = plan(x, (2, 4), 5 / 8)
+    sizes = dict(zip(x[0, p.destinations[0]].argmax(-1).tolist(), p.log_sizes()[0].exp().tolist()))
+    assert sizes == {0: pytest.approx(5), 1: pytest.approx(2), 2: pytest.approx(1)}
+
+
+# -- schedule -----------------------------------------------------------------------------------------------------
+
+
+def test_schedule_refreshes_weights_more_often_than_destinations() -> None:
+    schedule, destinations, weights, seen = Schedule(10, 5), 0, 0, []
+    for step in range(1, 21):
+        due = schedule.due(step - destinations, step - weights)
+        if due:
+            seen.append((step, due))
+            weights, destinations = step, step if due == "destinations" else destinations
+    assert seen == [(5, "weights"), (10, "destinations"), (15, "weights"), (20, "destinations")]

@@ -1,0 +1,437 @@
+"""What the library promises, for every family, through the pipelines' real calls."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.models.attention import FeedForward
+from pipelines import denoiser, draw, make, text
+from torch import Tensor, nn
+
+import tomadiff
+
+PLACES = [{"where": "block"}, {"where": "module"}, {"where": "span"}]
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+def state(model: nn.Module) -> dict[str, set[str]]:
+    """The attributes of every module: what a patch could leave behind."""
+    return {name: set(vars(module)) for name, module in model.named_modules()}
+
+
+# -- on and off ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", PLACES, ids=str)
+def test_remove_is_bit_exact(pipe: DiffusionPipeline, settings: dict[str, Any]) -> None:
+    before, attributes = draw(pipe), state(denoiser(pipe))
+    tomadiff.apply(pipe, ratio=0.5, **settings)
+    assert distance(draw(pipe), before) > 1e-3, "merging must change the picture, or nothing is tested"
+    tomadiff.remove(pipe)
+    assert torch.equal(draw(pipe), before)
+    assert state(denoiser(pipe)) == attributes, "nothing is left on any module"
+
+
+@pytest.mark.parametrize("settings", PLACES, ids=str)
+def test_ratio_zero_equals_the_unpatched_model(pipe: DiffusionPipeline, settings: dict[str, Any]) -> None:
+    before = draw(pipe)
+    tomadiff.apply(pipe, ratio=0, **settings)
+    torch.testing.assert_close(draw(pipe), before)
+
+
+def test_applying_again_replaces(pipe: DiffusionPipeline) -> None:
+    tomadiff.apply(pipe, ratio=0.25)
+    once = draw(tomadiff.apply(pipe, ratio=0.5))
+    assert torch.equal(draw(tomadiff.apply(make_like(pipe), ratio=0.5)), once)
+    tomadiff.apply(pipe, where="module")
+    tomadiff.remove(pipe)
+    assert not hasattr(denoiser(pipe), "_tomadiff")
+
+
+def make_like(pipe: DiffusionPipeline) -> DiffusionPipeline:
+    twin = copy.deepcopy(pipe)
+    return tomadiff.remove(twin)
+
+
+def test_merged_ends_with_the_block_also_after_an_exception(pipe: DiffusionPipeline) -> None:
+    before = draw(pipe)
+    with pytest.raises(ZeroDivisionError), tomadiff.merged(pipe, ratio=0.5):
+        assert distance(draw(pipe), before) > 1e-3
+        raise ZeroDivisionError
+    assert torch.equal(draw(pipe), before)
+
+
+def test_merged_restores_what_was_applied_before() -> None:
+    pipe = tomadiff.apply(make("sd1"), ratio=0.25)
+    before = draw(pipe)
+    with tomadiff.merged(pipe, ratio=0.75):
+        assert distance(draw(pipe), before) > 1e-3
+    assert torch.equal(draw(pipe), before)
+    assert tomadiff.report(pipe).settings["ratio"] == 0.25
+
+
+def test_an_exception_in_the_middle_of_a_step_leaves_the_pipeline_usable(pipe: DiffusionPipeline) -> None:
+    tomadiff.apply(pipe, ratio=0.5, where="span")
+    good = draw(pipe)
+    last = [module for module in denoiser(pipe).modules() if isinstance(module, FeedForward)][-1]
+    handle = last.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        draw(pipe)
+    handle.remove()
+    assert torch.equal(draw(pipe), good)
+
+
+def test_model_and_pipeline_are_patched_alike(pipe: DiffusionPipeline) -> None:
+    through_pipe = draw(tomadiff.apply(pipe, ratio=0.5))
+    tomadiff.remove(pipe)
+    tomadiff.apply(denoiser(pipe), ratio=0.5)
+    assert torch.equal(draw(pipe), through_pipe)
+
+
+def test_another_instance_of_the_class_is_left_alone(name: str) -> None:
+    patched, other = make(name), make(name)
+    before, attributes = draw(other), state(denoiser(other))
+    tomadiff.apply(patched, ratio=0.5)
+    assert torch.equal(draw(other), before)
+    assert state(denoiser(other)) == attributes
+
+
+# -- same seed, same image ----------------------------------------------------------------------------------------
+
+
+def test_same_seed_same_image_run_to_run(pipe: DiffusionPipeline) -> None:
+    tomadiff.apply(pipe, ratio=0.5)
+    first = draw(pipe)
+    draw(pipe, seeds=(5,))  # whatever comes in between
+    assert torch.equal(draw(pipe), first)
+
+
+@pytest.mark.parametrize("settings", [*PLACES, {"weigh_keys": True}, {"preset": "toma"}], ids=str)
+def test_a_sample_does_not_depend_on_its_batch(name: str, settings: dict[str, Any]) -> None:
+    if name == "sd3" and "weigh_keys" in settings:
+        pytest.skip("SD3's attention takes no mask")
+    pipe = tomadiff.apply(make(name), ratio=0.5, **settings)
+    together = draw(pipe, seeds=(0, 1, 2))
+    for place, seed in enumerate((0, 1, 2)):
+        torch.testing.assert_close(draw(pipe, seeds=(seed,))[0], together[place], atol=2e-4, rtol=1e-3)
+
+
+# -- tokens -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def watched(model: nn.Module, names: tuple[str, ...]) -> Iterator[dict[str, int]]:
+    """Tokens that reach the last linear layer inside modules of these names, seen by plain torch hooks."""
+    seen: dict[str, int] = {}
+    handles = []
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in names and isinstance(module, nn.Linear):
+            handles.append(
+                module.register_forward_pre_hook(
+                    lambda _, args, name=name: seen.__setitem__(name, args[0].shape[1])
+                )
+            )
+    yield seen
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize("settings", PLACES, ids=str)
+def test_attention_really_gets_the_reduced_number_of_tokens(
+    pipe: DiffusionPipeline, settings: dict[str, Any]
+) -> None:
+    with watched(denoiser(pipe), ("to_q", "proj_mlp", "proj")) as dense:
+        draw(pipe)
+    dense = dict(dense)
+    tomadiff.apply(pipe, ratio=0.5, **settings)
+    with watched(denoiser(pipe), ("to_q", "proj_mlp", "proj")) as merged:
+        draw(pipe)
+    assert dense.keys() == merged.keys()
+    for name, tokens in merged.items():
+        if "context" in name:  # the text's own MLP
+            assert tokens == dense[name] == 7
+        else:
+            text_tokens = 7 if "single" in name else 0
+            assert tokens - text_tokens == (dense[name] - text_tokens) / 2, name
+
+
+SIZES = [(1080, 1920), (832, 1216), (136, 200), (1024, 64)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_any_size_works_and_keeps_what_the_ratio_says(pipe: DiffusionPipeline, size: tuple[int, int]) -> None:
+    height, width = (side // 2 - side // 2 % 16 for side in size)  # half size, for time, and as DiTs need it
+    tomadiff.apply(pipe, ratio=0.4)
+    assert draw(pipe, size=(height, width), steps=1, guidance=1.0).isfinite().all()
+    for site in tomadiff.report(pipe).sites:
+        regions = (height // 64 + 1) * (width // 64 + 1)
+        assert site.tokens > site.kept
+        assert abs(site.kept - 0.6 * site.tokens) <= regions
+
+
+def test_unets_take_latents_that_neither_tiles_nor_levels_divide() -> None:
+    for name in ("sd1", "sdxl"):
+        pipe = tomadiff.apply(make(name), ratio=0.5)
+        assert draw(pipe, size=(13 * 8, 27 * 8)).isfinite().all()
+        finest = tomadiff.report(pipe).sites[0]
+        assert finest.tokens == {"sd1": 13 * 27, "sdxl": 7 * 14}[name]
+
+
+# -- one generation after the other -------------------------------------------------------------------------------
+
+GENERATIONS: list[dict[str, Any]] = [
+    {"size": (128, 128), "steps": 3},
+    {"size": (96, 160), "steps": 2},
+    {"size": (96, 160), "steps": 2, "seeds": (3, 4)},
+    {"size": (128, 128), "steps": 4, "guidance": 1.0},
+    {"size": (128, 128), "steps": 1},
+    {"size": (128, 128), "steps": 1, "seeds": (7,)},
+]
+
+
+@pytest.mark.parametrize("settings", [{}, {"where": "span", "shift": True}, {"share": "block"}], ids=str)
+@pytest.mark.parametrize("whole", [True, False], ids=["pipeline", "bare model"])
+def test_generations_in_a_row_do_not_disturb_each_other(
+    name: str, settings: dict[str, Any], whole: bool
+) -> None:
+    """Sizes, step counts, batch sizes and guidance change, and each picture is as if it were the first."""
+    used = make(name)
+    tomadiff.apply(used if whole else denoiser(used), ratio=0.5, **settings)
+    for generation in GENERATIONS:
+        image = draw(used, **generation)
+        fresh = make(name)
+        tomadiff.apply(fresh if whole else denoiser(fresh), ratio=0.5, **settings)
+        assert torch.equal(image, draw(fresh, **generation)), generation
+
+
+def test_plans_are_refreshed_on_schedule(pipe: DiffusionPipeline) -> None:
+    tomadiff.apply(pipe, ratio=0.5, refresh_destinations=4, refresh_weights=2)
+    draw(pipe, steps=7, guidance=1.0)
+    report = tomadiff.report(pipe)
+    plans = len({(site.kind, site.tokens) for site in report.sites})  # steps 0 and 4; steps 2 and 6
+    assert report.refreshes == {"destinations": 2 * plans, "weights": 2 * plans}
+    assert report.generations == 1 and report.model_calls == 7
+
+
+def test_guidance_in_separate_calls_has_plans_of_its_own() -> None:
+    """Flux runs prompt and negative prompt one after the other; a plan of one must not serve the other."""
+    pipe = make("flux")
+    tomadiff.apply(pipe, ratio=0.5)
+    draw(pipe, steps=3)
+    report = tomadiff.report(pipe)
+    assert report.model_calls == 6 and report.refreshes["destinations"] == 4  # two kinds of block, two calls a step
+    # with the same prompt on both sides, guidance must be without effect
+    embeds, pooled = text(0)
+    same = {"negative_prompt_embeds": embeds, "negative_pooled_prompt_embeds": pooled}
+    torch.testing.assert_close(draw(pipe, guidance=5.0, **same), draw(pipe, guidance=1.0), atol=1e-4, rtol=1e-3)
+
+
+def test_own_plans_cost_one_for_each_block(pipe: DiffusionPipeline) -> None:
+    tomadiff.apply(pipe, ratio=0.5, share="block")
+    draw(pipe, guidance=1.0)
+    report = tomadiff.report(pipe)
+    assert report.refreshes["destinations"] == len(report.sites)
+
+
+# -- settings that decide fidelity --------------------------------------------------------------------------------
+
+
+def test_first_steps_stay_dense(pipe: DiffusionPipeline) -> None:
+    tomadiff.apply(pipe, ratio=0.5, dense_steps=2)
+    draw(pipe, steps=5, guidance=1.0)
+    assert {(site.calls, site.dense_calls) for site in tomadiff.report(pipe).sites} == {(5, 2)}
+    tomadiff.apply(pipe, ratio=0.5, dense_steps=0.4)
+    draw(pipe, steps=5, guidance=1.0)
+    assert {(site.calls, site.dense_calls) for site in tomadiff.report(pipe).sites} == {(5, 2)}
+
+
+def test_a_share_of_dense_steps_needs_the_pipeline(pipe: DiffusionPipeline) -> None:
+    tomadiff.apply(denoiser(pipe), ratio=0.5, dense_steps=0.4)
+    with pytest.raises(ValueError, match="apply the pipeline"):
+        draw(pipe)
+
+
+def test_all_steps_dense_equals_the_unpatched_model(pipe: DiffusionPipeline) -> None:
+    before = draw(pipe)
+    tomadiff.apply(pipe, ratio=0.5, dense_steps=100)
+    assert torch.equal(draw(pipe), before)
+
+
+def test_shifted_grids_take_turns(pipe: DiffusionPipeline) -> None:
+    tomadiff.apply(pipe, ratio=0.5, shift=True, refresh_destinations=100, refresh_weights=100)
+    shifted = draw(pipe, steps=4, guidance=1.0)
+    report = tomadiff.report(pipe)
+    assert report.refreshes["destinations"] == 2 * len({(site.kind, site.tokens) for site in report.sites})
+    tomadiff.apply(pipe, ratio=0.5, refresh_destinations=100, refresh_weights=100)
+    assert distance(shifted, draw(pipe, steps=4, guidance=1.0)) > 1e-4
+
+
+def test_weighed_keys_change_attention_as_if_the_copies_were_there() -> None:
+    """Where tokens are exact copies, attention over weighed keys equals attention over all of them."""
+    for name in ("sd1", "flux"):
+        pipe = make(name)
+        model = denoiser(pipe)
+        block = next(m for m in model.modules() if type(m).__name__ in ("BasicTransformerBlock", "FluxTransformerBlock"))
+        errors = {}
+        for weigh_keys in (False, True):
+            tomadiff.apply(pipe, ratio=0.5, weigh_keys=weigh_keys, regions="global")
+            errors[weigh_keys] = copies_error(pipe, block, name)
+            tomadiff.remove(pipe)
+        assert errors[True] < 1e-5 < 1e-3 < errors[False], (name, errors)
+
+
+def copies_error(pipe: DiffusionPipeline, block: nn.Module, name: str) -> float:
+    """How far a merged block is from the dense one on four distinct tokens among eight, in clusters of 4, 2, 1, 1."""
+    model = denoiser(pipe)
+    patch = model._tomadiff
+    hook = next(hook for hook in patch.sites if hook.module is block)
+    generator = torch.Generator().manual_seed(0)
+    width = block.norm1.norm.normalized_shape[0] if name == "flux" else block.norm1.normalized_shape[0]
+    distinct = 3 * torch.randn(1, 4, width, generator=generator)
+    tokens = distinct[:, [0, 0, 0, 0, 1, 1, 2, 3]]
+    call: dict[str, Any] = {"hidden_states": tokens}
+    if name == "flux":  # no rotary table: copies at different places would not be copies
+        call |= {"encoder_hidden_states": torch.randn(1, 3, width, generator=generator), "temb": torch.ones(1, width)}
+    else:
+        call |= {"encoder_hidden_states": torch.randn(1, 3, 32, generator=generator)}
+    with torch.no_grad():
+        dense, merged = hook.fn_ref.original_forward(**call), block(**call)
+    if name == "flux":
+        dense, merged = dense[1], merged[1]
+    return distance(dense, merged)
+
+
+def test_ratio_by_kind_and_by_level() -> None:
+    pipe = tomadiff.apply(make("sdxl"), ratio={2: 0.75, 4: 0.25})
+    draw(pipe)
+    assert {(s.level, s.tokens, s.kept) for s in tomadiff.report(pipe).sites} == {(2, 64, 16), (4, 16, 12)}
+    pipe = tomadiff.apply(make("flux"), ratio={"single": 0.5})
+    draw(pipe)
+    assert {(s.kind, s.tokens, s.kept) for s in tomadiff.report(pipe).sites} == {("joint", 64, 64), ("single", 64, 32)}
+    pipe = tomadiff.apply(make("sd1"), where="module", ratio={"self": 0.75, "mlp": 0.5})
+    draw(pipe)
+    shares = {(s.kind, s.kept / s.tokens) for s in tomadiff.report(pipe).sites}
+    assert shares == {("self", 0.25), ("cross", 1.0), ("mlp", 0.5)}
+
+
+def test_first_blocks_stay_dense() -> None:
+    pipe = tomadiff.apply(make("flux"), ratio=0.5, dense_blocks=1)
+    assert [site.name for site in tomadiff.report(pipe).sites] == ["transformer_blocks.1", "single_transformer_blocks.1"]
+    assert draw(pipe).isfinite().all()
+
+
+# -- beside other things ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["block", "span"])
+def test_controlnet_residuals_reach_the_whole_tokens(where: str) -> None:
+    """Residuals are added between blocks, on all tokens: spans have to end there. Zeros must change nothing."""
+    torch.manual_seed(0)
+    for name, argument in (("flux", "controlnet_block_samples"), ("sd3", "block_controlnet_hidden_states")):
+        model = denoiser(make(name))
+        call = bare_call(model)
+        zeros = {argument: [torch.zeros(1, 64, 32)] * 2}
+        with torch.no_grad():
+            tomadiff.apply(model, ratio=0.5, where="block")
+            without = model(**call)[0]
+            tomadiff.apply(model, ratio=0.5, where=where)
+            torch.testing.assert_close(model(**call, **zeros)[0], without)
+            ones = {argument: [torch.ones(1, 64, 32)] * 2}
+            assert distance(model(**call, **ones)[0], without) > 1e-3
+
+
+def test_skipped_layers_do_not_leave_a_span_open() -> None:
+    """SD3's skip-layer guidance leaves out blocks, the first or last of a span among them."""
+    model = denoiser(make("sd3"))
+    tomadiff.apply(model, ratio=0.5, where="span")
+    with torch.no_grad():
+        for skipped in ([0], [2], [0, 1, 2]):
+            assert model(**bare_call(model), skip_layers=skipped)[0].shape == (1, 8, 16, 16)
+
+
+def bare_call(model: nn.Module) -> dict[str, Any]:
+    embeds, pooled = text(0)
+    call = {
+        "encoder_hidden_states": embeds,
+        "pooled_projections": pooled,
+        "timestep": torch.tensor([500.0]),
+        "return_dict": False,
+    }
+    if type(model).__name__ == "SD3Transformer2DModel":
+        return call | {"hidden_states": torch.randn(1, 8, 16, 16, generator=torch.Generator().manual_seed(1))}
+    rows, columns = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
+    ids = torch.stack([torch.zeros(64), rows.flatten(), columns.flatten()], dim=-1)
+    noise = torch.randn(1, 64, 16, generator=torch.Generator().manual_seed(1))
+    return call | {"hidden_states": noise, "img_ids": ids, "txt_ids": torch.zeros(7, 3)}
+
+
+def test_deepcopy_of_a_patched_pipeline_is_patched_and_independent(pipe: DiffusionPipeline) -> None:
+    tomadiff.apply(pipe, ratio=0.5, dense_steps=0.5)
+    image = draw(pipe)
+    twin = copy.deepcopy(pipe)
+    assert torch.equal(draw(twin), image)
+    assert tomadiff.report(twin).model_calls > 0
+    with torch.no_grad():
+        for parameter in denoiser(twin).parameters():
+            parameter.zero_()
+    assert torch.equal(draw(pipe), image), "the original has weights and hooks of its own"
+    assert distance(draw(twin), image) > 1e-3
+    tomadiff.remove(twin)
+    assert tomadiff.report(pipe).settings["ratio"] == 0.5
+
+
+def test_save_pretrained_of_a_patched_pipeline_saves_the_plain_model(
+    pipe: DiffusionPipeline, tmp_path: Path
+) -> None:
+    dense = draw(pipe)
+    tomadiff.apply(pipe, ratio=0.5)
+    merged = draw(pipe)
+    pipe.save_pretrained(tmp_path)
+    absent = {name: None for name, part in pipe.components.items() if part is None}
+    loaded = type(pipe).from_pretrained(tmp_path, **absent)
+    loaded.set_progress_bar_config(disable=True)
+    assert torch.equal(draw(loaded), dense)
+    assert torch.equal(draw(tomadiff.apply(loaded, ratio=0.5)), merged)
+
+
+@pytest.mark.parametrize("preset", ["toma", "toma_once", "toma_tile", "toma_stripe"])
+def test_presets_draw_and_keep_plans_as_the_paper_does(pipe: DiffusionPipeline, name: str, preset: str) -> None:
+    tomadiff.apply(pipe, preset=preset, ratio=0.5)
+    assert draw(pipe).isfinite().all()
+    settings = tomadiff.report(pipe).settings
+    reuse = (settings["refresh_destinations"], settings["refresh_weights"])
+    assert reuse == ((10, 5) if name in ("sd1", "sdxl") else (1, 1))
+
+
+def test_half_precision_is_finite_and_close(pipe: DiffusionPipeline) -> None:
+    tomadiff.apply(pipe, ratio=0.5)
+    full = draw(pipe)
+    half = draw(pipe.to(torch.float16), dtype=torch.float16)
+    assert half.isfinite().all()
+    assert float((half.float() - full).norm() / full.norm()) < 0.1
+
+
+def test_gradients_flow_through_merged_blocks(name: str) -> None:
+    if name in ("sd3", "flux"):
+        model = denoiser(make(name))
+        call = bare_call(model)
+        tomadiff.apply(model, ratio=0.5, where="span")
+        model(**call)[0].square().mean().backward()
+    else:
+        pipe = make(name)
+        model = pipe.unet
+        tomadiff.apply(model, ratio=0.5, where="span")
+        added = {"text_embeds": text(0)[1], "time_ids": torch.ones(1, 6)}
+        model(torch.randn(1, 4, 16, 16), 500, text(0)[0], added_cond_kwargs=added).sample.square().mean().backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert len(gradients) > 20 and all(g.isfinite().all() for g in gradients)
