@@ -51,7 +51,11 @@ def sd1() -> StableDiffusionPipeline:
     )
     parts = dict.fromkeys(("text_encoder", "tokenizer", "safety_checker", "feature_extractor"))
     return StableDiffusionPipeline(
-        vae=vae(), unet=unet, scheduler=EulerDiscreteScheduler(steps_offset=1), requires_safety_checker=False, **parts
+        vae=vae(),
+        unet=unet,
+        scheduler=EulerDiscreteScheduler(steps_offset=1),
+        requires_safety_checker=False,
+        **parts,
     )
 
 
@@ -160,7 +164,7 @@ def draw(
     dtype: torch.dtype = torch.float32,
     **more: Any,
 ) -> Tensor:
-    """Latents of the prompts with these seeds, through the pipeline's real call; `output_type="pt"` for images."""
+    """Latents of the prompts with these seeds, by the pipeline's real call; `output_type="pt"` for images."""
     embeds, pooled = (torch.cat(parts) for parts in zip(*(text(seed) for seed in seeds)))
     negative, negative_pooled = (part.expand(len(seeds), *part.shape[1:]) for part in text(999))
     call: dict[str, Any] = {"prompt_embeds": embeds, "negative_prompt_embeds": negative}

@@ -34,7 +34,9 @@ def ticks(clock: Clock, times: list) -> list[tuple[int, int, int]]:
     return seen
 
 
-@pytest.mark.parametrize("form", [float, torch.tensor, lambda t: torch.full((3,), t)], ids=["float", "0d", "batch"])
+@pytest.mark.parametrize(
+    "form", [float, torch.tensor, lambda t: torch.full((3,), t)], ids=["float", "0d", "batch"]
+)
 def test_a_time_that_goes_back_starts_a_generation(form) -> None:
     times = [form(t) for t in (999.0, 500.0, 1.0, 800.0, 300.0)]
     assert ticks(Clock(), times) == [(1, 0, 0), (1, 1, 0), (1, 2, 0), (2, 0, 0), (2, 1, 0)]

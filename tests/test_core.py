@@ -40,7 +40,7 @@ def greedy_next(similarity: Tensor, chosen: list[int]) -> list[int]:
     return [*chosen, max(rest, key=lambda i: coverage(similarity, [*chosen, i]))]
 
 
-# -- selection ----------------------------------------------------------------------------------------------------
+# -- selection ---------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -88,7 +88,7 @@ def test_selection_never_picks_padding_while_real_tokens_are_left() -> None:
     assert picks.tolist() == alone.tolist()
 
 
-# -- regions ------------------------------------------------------------------------------------------------------
+# -- regions -----------------------------------------------------------------------------------------------
 
 
 @given(grids, kinds, st.integers(1, 8), st.booleans())
@@ -136,16 +136,23 @@ def test_kept_is_not_fooled_by_binary_fractions() -> None:
     assert kept(100, 0.29) == 71
 
 
-# -- plans --------------------------------------------------------------------------------------------------------
+# -- plans -------------------------------------------------------------------------------------------------
 
 
-def plan(x: Tensor, grid: tuple[int, ...], ratio: float = 0.5, shifted: bool = False, **fields: object) -> toma.Plan:
+def plan(
+    x: Tensor, grid: tuple[int, ...], ratio: float = 0.5, shifted: bool = False, **fields: object
+) -> toma.Plan:
     return toma.plan(x, grid, ratio, Config(**fields), shifted)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seeds, grids, kinds, st.sampled_from(["region", "global"]), st.floats(0, 0.95), st.sampled_from([1.0, 30.0, 1000.0])
+    seeds,
+    grids,
+    kinds,
+    st.sampled_from(["region", "global"]),
+    st.floats(0, 0.95),
+    st.sampled_from([1.0, 30.0, 1000.0]),
 )
 def test_plan_is_a_proper_assignment_on_any_grid(
     seed: int, grid: tuple, kind: str, assign: str, ratio: float, scale: float
@@ -167,7 +174,13 @@ def test_merge_of_a_constant_is_the_constant(
     seed: int, grid: tuple, kind: str, ratio: float, unmerge: str, shifted: bool
 ) -> None:
     p = plan(
-        features(seed, 2, math.prod(grid), 5), grid, ratio, shifted, regions=kind, region_size=4, unmerge=unmerge
+        features(seed, 2, math.prod(grid), 5),
+        grid,
+        ratio,
+        shifted,
+        regions=kind,
+        region_size=4,
+        unmerge=unmerge,
     )
     constant = torch.full((2, math.prod(grid), 3), 1.7)
     torch.testing.assert_close(p.merge(constant), torch.full((2, p.slots.kept, 3), 1.7))
@@ -177,9 +190,13 @@ def test_merge_of_a_constant_is_the_constant(
 
 @settings(max_examples=30, deadline=None)
 @given(seeds, st.sampled_from(["transpose", "pinv"]), st.sampled_from(["region", "global"]))
-def test_unmerge_after_merge_is_the_identity_on_perfect_clusters(seed: int, unmerge: str, assign: str) -> None:
+def test_unmerge_after_merge_is_the_identity_on_perfect_clusters(
+    seed: int, unmerge: str, assign: str
+) -> None:
     """Half of the tokens are copies: at ratio 0.5 nothing is lost."""
-    originals = torch.nn.functional.normalize(features(seed, 1, 4, 8, 16), dim=-1)  # four tiles of 4 x 4, 8 kinds each
+    originals = torch.nn.functional.normalize(
+        features(seed, 1, 4, 8, 16), dim=-1
+    )  # four tiles of 4 x 4, 8 kinds each
     copies = torch.cat([originals, originals], dim=2)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(seed))
     tiles = cut((8, 8), "tile", 4, False, CPU)
@@ -212,7 +229,9 @@ def test_merge_equals_the_formula_written_out() -> None:
     assert p.destinations[0].tolist() == picks
     merged = m @ x[0].double()
     torch.testing.assert_close(p.merge(x)[0].double(), merged, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(p.unmerge(merged[None].float())[0].double(), a.T @ merged, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        p.unmerge(merged[None].float())[0].double(), a.T @ merged, atol=1e-5, rtol=1e-5
+    )
     onto = features(4, 1, 16, 6)
     torch.testing.assert_close(p.unmerge(p.merge(x), onto=onto), onto + p.unmerge(p.merge(x)))
 
@@ -260,7 +279,7 @@ def test_log_sizes_count_the_tokens_behind_each_merged_one() -> None:
     assert sizes == {0: pytest.approx(5), 1: pytest.approx(2), 2: pytest.approx(1)}
 
 
-# -- schedule -----------------------------------------------------------------------------------------------------
+# -- schedule ----------------------------------------------------------------------------------------------
 
 
 def test_schedule_refreshes_weights_more_often_than_destinations() -> None:

@@ -26,7 +26,9 @@ __all__ = ["Config", "apply", "families", "merged", "remove", "report"]
 Target = TypeVar("Target")  # a pipeline or a model
 
 
-def apply(target: Target, config: Config | None = None, *, preset: str | None = None, **settings: Any) -> Target:
+def apply(
+    target: Target, config: Config | None = None, *, preset: str | None = None, **settings: Any
+) -> Target:
     """Let the transformer blocks of a diffusers pipeline, UNet or transformer run on fewer tokens.
 
     Give a `Config`, or its fields by keyword, on top of a preset where one is named ("toma", "toma_once",
@@ -69,7 +71,9 @@ def report(target: Any) -> Report:
     model = _denoiser(target)[0]
     patch = getattr(model, hook.PATCH, None)
     if patch is None:
-        raise NotPatchedError(f"nothing to report: {type(model).__name__} has no merging; call tomadiff.apply first")
+        raise NotPatchedError(
+            f"nothing to report: {type(model).__name__} has no merging; call tomadiff.apply first"
+        )
     return make_report(patch)
 
 
@@ -88,5 +92,5 @@ def _denoiser(target: Any) -> tuple[nn.Module, Any]:
             return getattr(model, "_orig_mod", model), target
     supported = "\n  ".join(map(str, FAMILIES))
     raise UnsupportedModelError(
-        f"{type(target).__name__} is no model and has no `unet` or `transformer`. Supported are:\n  {supported}"
+        f"{type(target).__name__} is no model, and no pipeline with one. Supported are:\n  {supported}"
     )

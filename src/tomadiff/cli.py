@@ -15,7 +15,9 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     families = commands.add_parser("families", help="list the supported architectures")
     families.set_defaults(run=lambda args: print(*FAMILIES, sep="\n"))
-    bench = commands.add_parser("bench", help="measure the speed on SDXL's UNet", description=speed.run.__doc__)
+    bench = commands.add_parser(
+        "bench", help="measure the speed on SDXL's UNet", description=speed.run.__doc__
+    )
     speed.add_arguments(bench)
     bench.set_defaults(run=speed.run)
     args = parser.parse_args(argv)

@@ -1,9 +1,8 @@
-"""Which generation, which step, which call of the step: read from what a model is called with, without waiting for
-the device.
+"""Which generation, which step, which call of the step: told by a model's arguments, without a device sync.
 
-Nobody tells a model these things. A pipeline's scheduler makes a new table of timesteps for each generation; within
-one, time only goes forward; and calls at the same time (guidance that runs prompt and negative prompt apart) belong
-to one step, in a fixed order.
+Nobody tells a model these things. But a pipeline's scheduler makes a new table of timesteps for each
+generation, within one time only goes forward, and calls at the same time (guidance that runs prompt and
+negative prompt apart) belong to one step, in a fixed order.
 """
 
 from __future__ import annotations
@@ -25,9 +24,11 @@ class Clock:
         self.generation = 0
         self.step = 0
         self.call = 0
-        self._table: Tensor | None = None  # the scheduler's timesteps, and the last timestep: both are held on to,
-        self._last: Tensor | float | None = None  # so that what replaces them has another address
         self._time: Time | None = None
+        # the scheduler's timesteps and the last one seen, held on to so that what replaces them is a new
+        # object
+        self._table: Tensor | None = None
+        self._last: Tensor | float | None = None
 
     def tick(self, timestep: Tensor | float) -> None:
         """Take note of one call of the model."""
@@ -56,7 +57,7 @@ class Clock:
 
 
 class Time(NamedTuple):
-    """A number that grows from step to step, and where it was read: times from different sources don't compare."""
+    """A number that grows from step to step, and where it was read: times of two sources don't compare."""
 
     source: Any
     value: float

@@ -24,23 +24,23 @@ MODULES = ("self", "cross", "mlp")
 class Config:
     """How tokens are merged. `ratio` is the one that matters; the rest trades speed for fidelity.
 
-    ratio: share of tokens removed, 0 <= ratio < 1. Or a mapping, by kind of site ({"self": 0.5, "mlp": 0.25}) or by
-        level of a UNet, named by its downsampling ({2: 0.75, 4: 0.25}); what it leaves out stays dense.
-    method: "toma"; "ideal" runs the same sites on the first tokens with no merging at all, a speed limit to measure
+    ratio: share of tokens removed, 0 <= ratio < 1. Or a mapping, by kind of site ({"self": 0.5, "mlp": 0.25})
+        or by level of a UNet, named by its downsampling ({2: 0.75, 4: 0.25}); what it leaves out stays dense.
+    method: "toma"; "ideal" runs the same sites on the first tokens with no merging at all, a speed limit to
+    measure
         against, not a way to make pictures.
-    regions: merge within "tile"s, within "stripe"s of the sequence, or "global"ly.
-    region_size: tokens on a tile's side; a stripe is as long as a tile has tokens.
-    assign: a token goes to destinations of its own "region", or "global"ly to any.
-    where: merge around each "block", around each "module" in it, or once around a "span" of consecutive blocks.
-    modules: which of self-attention, cross-attention and MLP, for where="module".
-    scale: sharpness of the assignment; at 1000 nearly all of a token goes to its nearest destination.
-    unmerge: "transpose", or the exact pseudo-inverse "pinv", which pays at small scales.
+    regions: merge within "tile"s, within "stripe"s of the sequence, or "global"ly. region_size: tokens on a
+    tile's side; a stripe is as long as a tile has tokens. assign: a token goes to destinations of its own
+    "region", or "global"ly to any. where: merge around each "block", around each "module" in it, or once
+    around a "span" of consecutive blocks. modules: which of self-attention, cross-attention and MLP, for
+    where="module". scale: sharpness of the assignment; at 1000 nearly all of a token goes to its nearest
+    destination. unmerge: "transpose", or the exact pseudo-inverse "pinv", which pays at small scales.
     refresh_destinations, refresh_weights: steps between choosing destinations anew, and weights anew.
     share: one plan for all sites of a "kind" and resolution, or one for each "block" (or module, or span).
-    weigh_keys: let a merged key count as often as the tokens it stands for.
-    dense_steps: leave the first so many steps dense (an int), or this share of all steps (a float below 1).
-    dense_blocks: leave the first so many blocks of each kind dense.
-    shift: on every other step, use a region layout that is shifted by half a region.
+    weigh_keys: let a merged key count as often as the tokens it stands for. dense_steps: leave the first so
+    many steps dense (an int), or this share of all steps (a float below 1). dense_blocks: leave the first
+    so many blocks of each kind dense. shift: on every other step, use a region layout that is shifted by
+    half a region.
     """
 
     ratio: float | Mapping[str | int, float] = 0.5
@@ -63,7 +63,9 @@ class Config:
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown; choose one of {_listed(choices)}")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is unknown; choose one of {_listed(choices)}"
+                )
         self._check_ratio()
         self._check_modules()
         for name, least in (
@@ -79,9 +81,13 @@ class Config:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
         if not _is_number(self.scale) or not 0 < self.scale < float("inf"):
-            raise ConfigError(f"scale={self.scale!r} must be a positive number; 1000 is close to a hard assignment")
-        if not _is_number(self.dense_steps) or self.dense_steps < 0 or (
-            isinstance(self.dense_steps, float) and self.dense_steps >= 1
+            raise ConfigError(
+                f"scale={self.scale!r} must be a positive number; 1000 is close to a hard assignment"
+            )
+        if (
+            not _is_number(self.dense_steps)
+            or self.dense_steps < 0
+            or (isinstance(self.dense_steps, float) and self.dense_steps >= 1)
         ):
             raise ConfigError(
                 f"dense_steps={self.dense_steps!r} must be a number of steps (an int, 0 or more) "
@@ -93,19 +99,27 @@ class Config:
                 f"refresh_weights={self.refresh_weights}, since new destinations need new weights"
             )
         if self.shift and self.regions == "global":
-            raise ConfigError('shift=True needs regions="tile" or "stripe": one global region can\'t be shifted')
+            raise ConfigError(
+                'shift=True needs regions="tile" or "stripe": one global region can\'t be shifted'
+            )
 
     def _check_ratio(self) -> None:
         by_part = isinstance(self.ratio, Mapping)
         for ratio in self.ratio.values() if by_part else [self.ratio]:
             if not _is_number(ratio) or not 0 <= ratio < 1:
-                raise ConfigError(f"ratio={ratio!r} must be at least 0 and below 1: it is the share of tokens removed")
+                raise ConfigError(
+                    f"ratio={ratio!r} must be at least 0 and below 1: it is the share of tokens removed"
+                )
         if by_part:
             if not self.ratio:
-                raise ConfigError("ratio={} names no part of the model; give a number, or a ratio by kind or level")
-            if not (all(isinstance(key, str) for key in self.ratio) or all(_is_int(key) for key in self.ratio)):
                 raise ConfigError(
-                    f"ratio={dict(self.ratio)!r} must have keys of one sort: kinds of site (str) or levels (int)"
+                    "ratio={} names no part of the model; give a number, or a ratio by kind or level"
+                )
+            if not (
+                all(isinstance(key, str) for key in self.ratio) or all(_is_int(key) for key in self.ratio)
+            ):
+                raise ConfigError(
+                    f"ratio={dict(self.ratio)!r} must have one sort of keys: kinds of site (str) or levels (int)"
                 )
             object.__setattr__(self, "ratio", dict(self.ratio))  # a copy: nobody can change it from outside
 
@@ -114,7 +128,9 @@ class Config:
         if not modules or set(modules) - set(MODULES):
             raise ConfigError(f"modules={self.modules!r} must be one or more of {_listed(MODULES)}")
         if modules != MODULES and self.where != "module":
-            raise ConfigError(f'modules={modules!r} needs where="module"; with where={self.where!r} all are merged')
+            raise ConfigError(
+                f'modules={modules!r} needs where="module"; with where={self.where!r} all are merged'
+            )
         object.__setattr__(self, "modules", modules)
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,21 +149,27 @@ PRESETS: dict[str, dict[str, Any]] = {
 def make(
     config: Config | None, preset: str | None, settings: Mapping[str, Any], paper_reuse: tuple[int, int]
 ) -> Config:
-    """The configuration that a call of `apply` asks for; `paper_reuse` is the (10, 5) of the paper's presets."""
+    """The configuration that a call of `apply` asks for; presets take their refreshes from `paper_reuse`."""
     if config is not None:
         if not isinstance(config, Config):
-            raise ConfigError(f"config must be a tomadiff.Config, not {config!r}; give single settings by keyword")
+            raise ConfigError(
+                f"config must be a tomadiff.Config, not {config!r}; give single settings by keyword"
+            )
         if preset is not None or settings:
             raise ConfigError("give either a Config, or a preset and settings by keyword, not both")
         return config
     known = [field.name for field in fields(Config)]
     for name in settings:
         if name not in known:
-            raise ConfigError(f"unknown setting {name!r}{_guess(name, known)}; the settings are {_listed(known)}")
+            raise ConfigError(
+                f"unknown setting {name!r}{_guess(name, known)}; the settings are {_listed(known)}"
+            )
     if preset is None:
         return Config(**settings)
     if preset not in PRESETS:
-        raise ConfigError(f"unknown preset {preset!r}{_guess(preset, PRESETS)}; the presets are {_listed(PRESETS)}")
+        raise ConfigError(
+            f"unknown preset {preset!r}{_guess(preset, PRESETS)}; the presets are {_listed(PRESETS)}"
+        )
     reuse = {"refresh_destinations": paper_reuse[0], "refresh_weights": paper_reuse[1]}
     return Config(**{**PRESETS[preset], **reuse, **settings})
 

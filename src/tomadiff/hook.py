@@ -40,7 +40,7 @@ class KeptPlan:
 
 @dataclass
 class Span:
-    """Consecutive blocks between one merge and one unmerge; all other sites are a span of their own."""
+    """Consecutive blocks between one merge and one unmerge; any other site is a span of its own."""
 
     sites: list[SiteHook] = field(default_factory=list)
     kept: KeptPlan | None = None
@@ -52,9 +52,9 @@ class Span:
 
 
 class PerSample:
-    """A rotary table with rows for each sample, [B, S, D], for code that gives a shared one, [S, D], its batch axis.
+    """A rotary table for each sample, [B, S, D], for code that expects one for all, [S, D].
 
-    `table[None, :, None]` there means "for all samples alike"; here the same index keeps them apart.
+    Such code adds the batch axis itself, `table[None, :, None]`; here, that axis is there already.
     """
 
     def __init__(self, rows: Tensor) -> None:
@@ -85,7 +85,7 @@ class Patch:
         self._grid: tuple[Any, tuple[int, ...]] = (None, ())
 
     def begin(self, call: Call) -> None:
-        """Before the model runs: see where in which generation this call is, and how the image is laid out."""
+        """Before the model runs: see where in a generation this call is, and how the image is laid out."""
         self.model_calls += 1
         generation = self.clock.generation
         self.clock.tick(call["timestep"])
@@ -105,7 +105,7 @@ class Patch:
         tokens: Tensor = call[hook.site.tokens]
         grid = self._grid_at(hook, tokens.shape[1])
         shifted = self.config.shift and self.clock.step % 2 == 1
-        owner = hook.name if self.config.share == "block" else (hook.site.kind, hook.ratio)
+        owner = hook.place.name if self.config.share == "block" else (hook.site.kind, hook.place.ratio)
         key = (owner, grid, shifted, self.clock.call, tokens.shape[0], tokens.dtype, tokens.device)
         kept, step, due = self.plans.get(key), self.clock.step, "destinations"
         if kept is not None:
@@ -115,7 +115,9 @@ class Patch:
         with self.spent("plan", tokens.device), torch.no_grad():
             features = tokens if hook.site.features is None else hook.site.features(module, call)
             destinations = kept.plan.destinations if due == "weights" else None
-            plan = METHODS[self.config.method](features, grid, hook.ratio, self.config, shifted, destinations)
+            plan = METHODS[self.config.method](
+                features, grid, hook.place.ratio, self.config, shifted, destinations
+            )
             bias = plan.log_sizes().to(tokens.dtype) if self.config.weigh_keys else None
         self.refreshes[due] += 1
         self.plans[key] = KeptPlan(plan, bias, kept.destinations_step if due == "weights" else step, step)
@@ -144,8 +146,8 @@ class Patch:
         steps = self.clock.steps()
         if steps is None:
             raise ConfigError(
-                f"dense_steps={dense} is a share of the steps, and a model alone doesn't know how many there are: "
-                "give tomadiff.apply the pipeline, or dense_steps as a number of steps"
+                f"dense_steps={dense} is a share of the steps, and a model alone doesn't know how many there "
+                "are: give tomadiff.apply the pipeline, or dense_steps as a number of steps"
             )
         return round(dense * steps)
 
@@ -153,12 +155,13 @@ class Patch:
         if self.config.regions != "tile":
             return (tokens,)  # runs of the sequence need no grid
         grid = self._grid[1]
-        for _ in range(int(math.log2(hook.level))):
+        for _ in range(int(math.log2(hook.place.level))):
             grid = tuple((side + 1) // 2 for side in grid)
         if math.prod(grid) != tokens:
             raise UnsupportedModelError(
-                f"{hook.name} got {tokens} tokens, not the {' x '.join(map(str, grid))} of the image (extra image "
-                'tokens, or feed-forward chunking): use regions="stripe", which needs no grid, or where="block"'
+                f"{hook.place.name} got {tokens} tokens, not the {' x '.join(map(str, grid))} of the image "
+                "(there are extra image tokens, or feed-forward chunking is on): "
+                'use regions="stripe", which needs no grid, or where="block"'
             )
         return grid
 
@@ -179,12 +182,11 @@ class ModelCallHook(ModelHook):
 
 
 class SiteHook(ModelHook):
-    """Merge, run, unmerge: around a submodule, a block, or together with its neighbours around a span of blocks."""
+    """Merge, run, unmerge: around a submodule, a block, or with its neighbours around a span of blocks."""
 
     def __init__(self, patch: Patch, place: Place) -> None:
         super().__init__()
-        self.patch, self.site, self.module = patch, place.site, place.module
-        self.name, self.level, self.ratio, self.neighbours = place.name, place.level, place.ratio, place.neighbours
+        self.patch, self.place, self.site = patch, place, place.site
         self.parameters = parameter_names(place.module)
         self.span = Span([self])
         self.tokens = self.kept = self.calls = self.dense_calls = 0
@@ -192,7 +194,7 @@ class SiteHook(ModelHook):
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         call: Call = dict(zip(self.parameters, args)) | kwargs
         self.calls += 1
-        if self.patch.dense or self.ratio == 0:
+        if self.patch.dense or self.place.ratio == 0:
             self.dense_calls += 1
             self.tokens = self.kept = call[self.site.tokens].shape[1]
             return self.fn_ref.original_forward(**call)
@@ -217,8 +219,8 @@ class SiteHook(ModelHook):
             call[site.rotary] = self.patch.table(kept.plan, call[site.rotary])
         if site.mask is not None and call.get(site.mask) is not None:
             raise ConfigError(
-                f"{self.name} was called with {site.mask}, a mask over image tokens that can't follow them into "
-                "merged ones: call the model without it, or tomadiff.remove first"
+                f"{self.place.name} was called with {site.mask}, a mask over image tokens, which merged ones "
+                "can't have: call the model without it, or tomadiff.remove first"
             )
         if site.weigh_keys is not None and kept.key_bias is not None:
             site.weigh_keys(call, kept.key_bias)
@@ -243,7 +245,7 @@ def join_spans(hooks: list[SiteHook]) -> None:
     """Let blocks that run one after the other share a span."""
     spans: dict[str, Span] = {}
     for hook in hooks:
-        hook.span = spans.setdefault(hook.neighbours, Span())
+        hook.span = spans.setdefault(hook.place.neighbours, Span())
         hook.span.sites.append(hook)
 
 
@@ -255,7 +257,7 @@ def attach(patch: Patch) -> None:
     """Put the hooks on."""
     register(patch.model, ModelCallHook(patch))
     for hook in patch.sites:
-        register(hook.module, hook)
+        register(hook.place.module, hook)
     setattr(patch.model, PATCH, patch)
     # hooks hold on to the very modules they are on, so a copy has to be made without them
     patch.model.__deepcopy__ = functools.partial(_copy, patch)
@@ -263,7 +265,7 @@ def attach(patch: Patch) -> None:
 
 def detach(patch: Patch) -> None:
     """Take the hooks off and leave nothing behind."""
-    for module in (patch.model, *(hook.module for hook in patch.sites)):
+    for module in (patch.model, *(hook.place.module for hook in patch.sites)):
         unregister(module)
     delattr(patch.model, PATCH)
     del patch.model.__deepcopy__

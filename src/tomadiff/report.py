@@ -37,7 +37,7 @@ class Report:
         """Share of the model's time that went into planning, merging and unmerging."""
         if not self.seconds or not self.seconds["model"]:
             return None
-        return (self.seconds["plan"] + self.seconds["merge"] + self.seconds["unmerge"]) / self.seconds["model"]
+        return sum(self.seconds[part] for part in ("plan", "merge", "unmerge")) / self.seconds["model"]
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "overhead": self.overhead}
@@ -66,7 +66,13 @@ def make_report(patch: Patch) -> Report:
         settings=patch.config.to_dict(),
         sites=[
             SiteReport(
-                hook.name, hook.site.kind, hook.level, hook.tokens, hook.kept, hook.calls, hook.dense_calls
+                name=hook.place.name,
+                kind=hook.site.kind,
+                level=hook.place.level,
+                tokens=hook.tokens,
+                kept=hook.kept,
+                calls=hook.calls,
+                dense_calls=hook.dense_calls,
             )
             for hook in patch.sites
         ],

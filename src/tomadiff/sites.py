@@ -30,7 +30,7 @@ class Place:
 
 
 def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
-    """Every site, in the order of the model's modules; an error where the configuration doesn't fit the model."""
+    """Every site, in the order of the model's modules; an error where configuration and model don't fit."""
     blocks = list(_blocks(model, family, config.dense_blocks))
     places = []
     for name, module, block in blocks:
@@ -43,7 +43,7 @@ def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
                 places.append(Place(site, part, full_name, level, _ratio(config, site, level)))
     if not blocks:
         raise UnsupportedModelError(
-            f"this {type(model).__name__} has no {' or '.join(block.name for block in family.blocks)} to merge in"
+            f"this {type(model).__name__} has no {' or '.join(b.name for b in family.blocks)} to merge in"
             + (f" beyond the dense_blocks={config.dense_blocks}" if config.dense_blocks else "")
         )
     _check(places, family, config)

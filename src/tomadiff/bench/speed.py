@@ -1,7 +1,7 @@
 """How much faster, against what is possible: methods take turns in one process, call by call.
 
-Timings on a shared machine swing by a factor of two, so only calls of one round are compared with each other: the
-figures are medians of ratios within rounds.
+Timings on a shared machine swing by a factor of two, so only calls of one round are compared with each
+other: the figures are medians of ratios within rounds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Contender:
 
 
 def contender(model: nn.Module, ratio: float, name: str) -> Contender:
-    """By name: dense, ideal, tomesd (the real package), default, a preset; the last two also as name:field=value,..."""
+    """By name: dense, ideal, tomesd (the real one), default, a preset; also `default:field=value,...`."""
     if name == "dense":
         return Contender(name)
     if name == "tomesd":
@@ -90,7 +90,10 @@ def measure(call: Callable[[int], Any], entries: list[Contender], rounds: int) -
                 entry.seconds.append(seconds)
                 entry.peak.append(peak())
             done = turn * len(entries) + place + 1
-            print(f"[{done}/{total}] {entry.name}: {seconds:.2f} s{'' if turn else ' (warm-up)'}", file=sys.stderr)
+            print(
+                f"[{done}/{total}] {entry.name}: {seconds:.2f} s{'' if turn else ' (warm-up)'}",
+                file=sys.stderr,
+            )
 
 
 @torch.no_grad()
@@ -158,7 +161,10 @@ def results(entries: list[Contender]) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
-    lines = ["| method | s / call | speed-up (range) | of the ideal saving | peak memory |", "|---|---|---|---|---|"]
+    lines = [
+        "| method | s / call | speed-up (range) | of the ideal saving | peak memory |",
+        "|---|---|---|---|---|",
+    ]
     for row in rows:
         low, high = row.get("speedup_spread", (1, 1))
         share = f"{row['of_ideal_saving']:.0%}" if row.get("of_ideal_saving") else "-"
@@ -173,12 +179,18 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def processor() -> str:
     info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    names = (
+        [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
     return names[0].partition(":")[2].strip() if names else platform.processor()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--size", type=int, nargs=2, default=(1024, 1024), metavar=("H", "W"), help="in pixels")
+    parser.add_argument(
+        "--size", type=int, nargs=2, default=(1024, 1024), metavar=("H", "W"), help="in pixels"
+    )
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--ratio", type=float, default=0.5)
     parser.add_argument("--rounds", type=int, default=3)
@@ -225,7 +237,7 @@ def _overhead(call: Callable[[int], Any], entry: Contender, row: dict[str, Any])
     share = (plan + row["merge_seconds"] + row["unmerge_seconds"]) / row["seconds"]
     row |= {"plan_seconds": whole, "plan_weights_seconds": weights, "overhead": share}
     return (
-        f"{entry.name}: planning {whole:.3f} s every {config.refresh_destinations} steps and {weights:.3f} s for new "
-        f"weights, merging {row['merge_seconds']:.3f} s, unmerging {row['unmerge_seconds']:.3f} s a call: "
+        f"{entry.name}: planning {whole:.3f} s every {config.refresh_destinations} steps and {weights:.3f} s "
+        f"for new weights, merging {row['merge_seconds']:.3f} s, unmerging {row['unmerge_seconds']:.3f} s a call: "
         f"{share:.1%} of a step"
     )

@@ -61,9 +61,9 @@ def assign(
 ) -> Tensor:
     """A = softmax(scale * D X^T) over the destinations, on unit vectors.
 
-    features: [G, n, C], picks: [G, k] the destinations' places. The masks, [G, n] and [G, k], are False for padded
-    tokens and surplus slots, which get no weight. Returns [G, k, n] in fp32: near cosine 1 the steps of bf16 are
-    0.004, which `scale` would blow up.
+    features: [G, n, C], picks: [G, k] the destinations' places. The masks, [G, n] and [G, k], are False for
+    padded tokens and surplus slots, which get no weight. Returns [G, k, n] in fp32: near cosine 1 the steps
+    of bf16 are 0.004, which `scale` would blow up.
     """
     unit = F.normalize(features.float(), dim=-1)
     chosen = unit.gather(1, picks[..., None].expand(-1, -1, unit.shape[-1]))
@@ -80,5 +80,5 @@ def merging_matrix(assignment: Tensor) -> Tensor:
 
 
 def unmerging_matrix(assignment: Tensor, merging: Tensor, how: str) -> Tensor:
-    """ "transpose": A^T, which is the pseudo-inverse of M once the assignment is sharp. "pinv": the real one."""
+    """A^T ("transpose"), which is the pseudo-inverse of M if A is sharp, or the pseudo-inverse ("pinv")."""
     return torch.linalg.pinv(merging) if how == "pinv" else assignment.transpose(1, 2)

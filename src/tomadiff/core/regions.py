@@ -1,8 +1,8 @@
 """The grid of tokens cut into regions, and the tokens moved between the two orders.
 
-Everything ToMA does happens inside a region, with all regions side by side in the batch dimension, so a region
-layout is a permutation of the tokens. Grids that regions don't divide are cut into nearly equal ones, and the
-smaller ones are padded: the masks below say which places and which slots are real.
+Everything ToMA does happens inside a region, with all regions side by side in the batch dimension, so a
+layout of regions is a permutation of the tokens. Grids that regions don't divide are cut into nearly equal
+ones, and the smaller ones are padded: the masks below say which places and which slots are real.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Regions:
     count: int
     size: int
     lengths: tuple[int, ...]  # real tokens in each region
-    order: Tensor | None  # [R * n] the token at each place; None where the sequence is in region order already
+    order: Tensor | None  # [R * n] the token at each place; None where nothing has to move
     places: Tensor | None  # [N] the place of each token
-    real: Tensor | None  # [R, n] bool, False where a place is padding; None where no region is padded
+    real: Tensor | None  # [R, n] bool, False where a place is padding; None where none is
 
     def split(self, x: Tensor) -> Tensor:
         """[B, N, C] -> [B * R, n, C]; a padded place repeats some token, its weight is zero everywhere."""
@@ -57,9 +57,9 @@ class Slots:
     regions: int  # R
     kept: int  # K, over all regions
     size: int  # k, of the largest region
-    real: Tensor | None = None  # [R, k] bool, False for the surplus slots of smaller regions, if there are any
+    real: Tensor | None = None  # [R, k] bool, False for the surplus slots of smaller regions
     index: Tensor | None = None  # [K] the slot of each merged token
-    positions: Tensor | None = None  # [R * k] the merged token in each slot; a surplus slot repeats one, unused
+    positions: Tensor | None = None  # [R * k] the merged token in each slot; surplus slots repeat one
 
     def pack(self, x: Tensor) -> Tensor:
         """[B * R, k, ...] -> [B, K, ...]."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Schedule:
-    """Destinations are kept for `destinations` steps, weights for `weights` steps, a divisor of the former."""
+    """For how many steps destinations and weights are kept; the second divides the first."""
 
     destinations: int
     weights: int

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 CHOSEN = -1e9  # far below any sum of cosines, so a token that carries it is never the best
-# Two tokens that are each other's nearest gain exactly the same, and rounding must not decide between them: it differs
-# with the batch size. So each token is worth this much less than the one before it, which is more than rounding.
+# Two tokens that are each other's nearest gain exactly the same, and rounding, which differs with the batch
+# size, must not decide between them. So each token is worth a little less than the one before, but more
+# than rounding.
 TIE = 2e-6
 
 
@@ -16,13 +17,13 @@ def facility_location(similarity: Tensor, k: int, real: Tensor | None = None) ->
 
     Greedily maximises f(D) = sum_j max_{i in D} S_ij, which is within 1 - 1/e of the best set of that size.
 
-    similarity: [G, n, n], symmetric, fp32. real: [G, n] bool, False for padding, which is never picked while a
-    real token is left. Returns [G, k]. Ties go to the first token.
+    similarity: [G, n, n], symmetric, fp32. real: [G, n] bool, False for padding, which is never picked
+    while a real token is left. Returns [G, k]. Ties go to the first token.
 
-    `cover[i, j] = max(S_ij, m_j)`, with m_j the similarity of j to its nearest pick so far, is all the state there
-    is: row sums are f(D + i), and the row of the pick is the next m. (All are kept less 1, so that sums are of small
-    numbers where it matters.) One more column breaks ties and marks the tokens that can't be picked, or not again.
-    That makes five launches a pick, on buffers that are made once.
+    `cover[i, j] = max(S_ij, m_j)`, with m_j the similarity of j to its nearest pick so far, is all the
+    state there is: row sums are f(D + i), and the row of the pick is the next m. (All less 1, so that sums
+    are of small numbers where it matters.) One more column breaks ties and marks the tokens that can't be
+    picked, or not again. That makes five launches a pick, on buffers that are made once.
     """
     groups, n, _ = similarity.shape
     cover = similarity.new_empty(groups, n, n + 1)

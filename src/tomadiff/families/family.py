@@ -18,12 +18,14 @@ class Site:
     kind: str
     path: str = ""  # from the block; empty for the block itself
     tokens: str = "hidden_states"  # the argument with the image tokens
-    outputs: tuple[int, ...] = ()  # where image tokens come back in a tuple; empty where they are all that comes back
+    outputs: tuple[int, ...] = ()  # where they come back in a tuple; empty if they are all that comes back
     residual: bool = False  # x + f(x): what is unmerged is the change
-    features: Callable[[nn.Module, Call], Tensor] | None = None  # normalises the tokens, where they aren't already
-    rotary: str | None = None  # the argument with the rotary table, a pair with rows for the text first
+    rotary: str | None = None  # the argument with the rotary tables, with rows for the text first
     mask: str | None = None  # the argument that would hold a mask over image keys
-    weigh_keys: Callable[[Call, Tensor], None] | None = None  # hands an additive bias [B, K] on image keys to the call
+    # normalises the tokens to make a plan from, where they don't come normalised
+    features: Callable[[nn.Module, Call], Tensor] | None = None
+    # hands a bias on the image keys, [B, K], to the call
+    weigh_keys: Callable[[Call, Tensor], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Family:
     blocks: tuple[Block, ...]
     grid_from: str  # the model's argument that tells the grid
     grid: Callable[[nn.Module, Any], tuple[int, ...]]  # of the finest level, from that argument
-    level: Callable[[nn.Module, str], int] = lambda model, name: 1  # how far the named block's grid is downsampled
-    between_blocks: tuple[str, ...] = ()  # model arguments that act between blocks, so that spans can't be
+    level: Callable[[nn.Module, str], int] = lambda model, block: 1  # how far a block's grid is downsampled
+    between_blocks: tuple[str, ...] = ()  # model arguments that act between blocks: no spans with them
     paper_reuse: tuple[int, int] = (1, 1)  # steps the paper's presets keep destinations and weights
 
     def __str__(self) -> str:

@@ -26,7 +26,7 @@ def weigh_block_keys(call: Call, bias: Tensor) -> None:
 
 
 def grid(model: nn.Module, img_ids: Tensor) -> tuple[int, ...]:
-    """Rows and columns, from the position of the last token. Waits for the device, once for each table of ids."""
+    """Rows and columns, from the position of the last token. Waits for the device, once for each table."""
     last = (img_ids[0] if img_ids.ndim == 3 else img_ids)[-1].tolist()
     return int(last[1]) + 1, int(last[2]) + 1
 

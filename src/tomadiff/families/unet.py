@@ -1,4 +1,4 @@
-"""Stable Diffusion's UNets: transformer blocks at several resolutions, no rotary positions, no text in the sequence."""
+"""Stable Diffusion's UNets: blocks at several resolutions, no rotary positions, no text among the tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No merging at all: the sites run on the first tokens. The most that any token reduction could save, to measure by."""
+"""No merging at all: sites run on the first tokens. The most that token reduction could save, to measure by."""
 
 from __future__ import annotations
 

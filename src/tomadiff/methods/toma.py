@@ -26,7 +26,7 @@ def plan(
     shifted: bool = False,
     destinations: Tensor | None = None,
 ) -> Plan:
-    """A plan for the features, [B, N, C], of tokens on a grid. With `destinations`, [B, K], only weights are new."""
+    """A plan for features [B, N, C] of tokens on a grid; given `destinations` [B, K], with new weights only."""
     regions = cut(grid, config.regions, config.region_size, shifted, features.device)
     places = slots(regions.lengths, ratio, features.device)
     if destinations is None:
