@@ -302,7 +302,7 @@ def copies_error(pipe: DiffusionPipeline, block: nn.Module, name: str) -> float:
     """How far a merged block is from the dense one on eight tokens, copies in clusters of 4, 2, 1 and 1."""
     model = denoiser(pipe)
     patch = model._tomadiff
-    hook = next(hook for hook in patch.sites if hook.module is block)
+    hook = next(hook for hook in patch.sites if hook.place.module is block)
     generator = torch.Generator().manual_seed(0)
     width = block.norm1.norm.normalized_shape[0] if name == "flux" else block.norm1.normalized_shape[0]
     distinct = 3 * torch.randn(1, 4, width, generator=generator)
@@ -376,18 +376,19 @@ def test_skipped_layers_do_not_leave_a_span_open() -> None:
 
 
 def bare_call(model: nn.Module) -> dict[str, Any]:
+    """Arguments for a model alone, on 8 x 8 tokens (16 x 16 at the finest level of a UNet)."""
     embeds, pooled = text(0)
-    call = {
-        "encoder_hidden_states": embeds,
-        "pooled_projections": pooled,
-        "timestep": torch.tensor([500.0]),
-        "return_dict": False,
-    }
+    generator = torch.Generator().manual_seed(1)
+    call = {"encoder_hidden_states": embeds, "timestep": torch.tensor([500.0]), "return_dict": False}
+    if type(model).__name__ == "UNet2DConditionModel":
+        added = {"text_embeds": pooled, "time_ids": torch.ones(1, 6)}
+        return call | {"sample": torch.randn(1, 4, 16, 16, generator=generator), "added_cond_kwargs": added}
+    call["pooled_projections"] = pooled
     if type(model).__name__ == "SD3Transformer2DModel":
-        return call | {"hidden_states": torch.randn(1, 8, 16, 16, generator=torch.Generator().manual_seed(1))}
+        return call | {"hidden_states": torch.randn(1, 8, 16, 16, generator=generator)}
     rows, columns = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
     ids = torch.stack([torch.zeros(64), rows.flatten(), columns.flatten()], dim=-1)
-    noise = torch.randn(1, 64, 16, generator=torch.Generator().manual_seed(1))
+    noise = torch.randn(1, 64, 16, generator=generator)
     return call | {"hidden_states": noise, "img_ids": ids, "txt_ids": torch.zeros(7, 3)}
 
 
@@ -439,19 +440,30 @@ def test_half_precision_is_finite_and_close(pipe: DiffusionPipeline) -> None:
     assert float((half.float() - full).norm() / full.norm()) < 0.1
 
 
-def test_gradients_flow_through_merged_blocks(name: str) -> None:
+def test_autocast_does_not_touch_the_precision_of_plans_and_residuals(name: str) -> None:
     if name in ("sd3", "flux"):
-        model = denoiser(make(name))
-        call = bare_call(model)
-        tomadiff.apply(model, ratio=0.5, where="span")
-        model(**call)[0].square().mean().backward()
-    else:
-        pipe = make(name)
-        model = pipe.unet
-        tomadiff.apply(model, ratio=0.5, where="span")
-        added = {"text_embeds": text(0)[1], "time_ids": torch.ones(1, 6)}
-        model(
-            torch.randn(1, 4, 16, 16), 500, text(0)[0], added_cond_kwargs=added
-        ).sample.square().mean().backward()
+        pytest.skip("these pipelines' models don't run under autocast, merged or not")
+    model = tomadiff.apply(denoiser(make(name)), ratio=0.5)
+    call = bare_call(model)
+    with torch.no_grad():
+        full = model(**call)[0]
+        destinations = [kept.plan.destinations for kept in model._tomadiff.plans.values()]
+        with torch.autocast("cpu", dtype=torch.float16):
+            half = model(**call)[0]
+    plan = next(iter(model._tomadiff.plans.values())).plan
+    assert plan.assignment.dtype == torch.float32
+    torch.testing.assert_close(plan.assignment.sum(1), torch.ones_like(plan.assignment.sum(1)))
+    assert torch.equal(plan.destinations, destinations[0]), "the first plan is made from the same tokens"
+    assert float((half.float() - full).norm() / full.norm()) < 0.1
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradients_flow_through_merged_blocks(name: str, checkpointing: bool) -> None:
+    model = denoiser(make(name))
+    tomadiff.apply(model, ratio=0.5, where="span")
+    if checkpointing:
+        model.enable_gradient_checkpointing()
+    model.train()
+    model(**bare_call(model))[0].square().mean().backward()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     assert len(gradients) > 20 and all(g.isfinite().all() for g in gradients)

@@ -63,6 +63,7 @@ def merged(
     finally:
         remove(model)
         if before is not None:
+            before.clock.forget()
             hook.attach(before)
 
 

@@ -7,6 +7,7 @@ import sys
 
 from . import FAMILIES, __version__
 from .bench import speed
+from .demo import random_sdxl
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,6 +21,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     speed.add_arguments(bench)
     bench.set_defaults(run=speed.run)
+    demo = commands.add_parser(
+        "demo", help="show what merging does on a small model", description=random_sdxl.run.__doc__
+    )
+    demo.set_defaults(run=random_sdxl.run)
     args = parser.parse_args(argv)
     try:
         return args.run(args) or 0

@@ -25,8 +25,7 @@ class Clock:
         self.step = 0
         self.call = 0
         self._time: Time | None = None
-        # the scheduler's timesteps and the last one seen, held on to so that what replaces them is a new
-        # object
+        # the scheduler's timesteps and the last one seen: while they are held, others have other addresses
         self._table: Tensor | None = None
         self._last: Tensor | float | None = None
 
@@ -38,14 +37,17 @@ class Clock:
         # under autograd there is no denoising loop: every call is about other images
         anew = before is None or table is not self._table or torch.is_grad_enabled()
         self._table, self._last, self._time = table, timestep, now
-        if anew or now.source != before.source or now.value < before.value:
+        anew = anew or now.source != before.source or now.value < before.value
+        if anew or (now == before and self.call + 1 == MOST_CALLS):
             self.generation, self.step, self.call = self.generation + 1, 0, 0
-        elif now.value > before.value:
-            self.step, self.call = self.step + 1, 0
-        elif self.call + 1 < MOST_CALLS:
+        elif now == before:
             self.call += 1
         else:
-            self.generation, self.step, self.call = self.generation + 1, 0, 0
+            self.step, self.call = self.step + 1, 0
+
+    def forget(self) -> None:
+        """Whatever comes next is a new generation."""
+        self._time = None
 
     def steps(self) -> int | None:
         """How many steps this generation has, if a pipeline tells."""

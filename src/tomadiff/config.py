@@ -119,7 +119,7 @@ class Config:
                 all(isinstance(key, str) for key in self.ratio) or all(_is_int(key) for key in self.ratio)
             ):
                 raise ConfigError(
-                    f"ratio={dict(self.ratio)!r} must have one sort of keys: kinds of site (str) or levels (int)"
+                    f"ratio={dict(self.ratio)!r} must have keys of one sort, kinds of site or levels"
                 )
             object.__setattr__(self, "ratio", dict(self.ratio))  # a copy: nobody can change it from outside
 

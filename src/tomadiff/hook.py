@@ -39,12 +39,16 @@ class KeptPlan:
 
 
 @dataclass
-class Span:
-    """Consecutive blocks between one merge and one unmerge; any other site is a span of its own."""
+class Run:
+    """Sites that run one after the other, and the tokens on their way through them.
+
+    Blocks don't care about the order of tokens, so these are arranged by regions before the first block and
+    restored after the last; in a span they are also merged and unmerged only there.
+    """
 
     sites: list[SiteHook] = field(default_factory=list)
     kept: KeptPlan | None = None
-    tokens: Tensor | None = None  # as they came
+    tokens: Tensor | None = None  # arranged
     merged: Tensor | None = None
 
     def clear(self) -> None:
@@ -72,12 +76,12 @@ class Patch:
         self.clock = Clock(pipeline)
         self.schedule = Schedule(config.refresh_destinations, config.refresh_weights)
         self.sites = [SiteHook(self, place) for place in find(model, family, config)]
-        if config.where == "span":
-            join_spans(self.sites)
+        if config.where != "module":
+            join_runs(self.sites)
         self.plans: dict[tuple, KeptPlan] = {}
         self.tables: dict[tuple[int, int], Any] = {}  # shortened rotary tables of this call
         self.dense = False  # this call, everywhere
-        self.cut = False  # this call, spans are cut into single blocks
+        self.cut = False  # this call, every block is a run of its own
         self.model_calls = 0
         self.refreshes = {"destinations": 0, "weights": 0}
         self.seconds = {"plan": 0.0, "merge": 0.0, "unmerge": 0.0, "model": 0.0}
@@ -92,10 +96,12 @@ class Patch:
         if self.clock.generation != generation:
             self.plans.clear()
         self.tables.clear()
-        for hook in self.sites:  # an exception may have left a span open
-            hook.span.clear()
+        for hook in self.sites:  # an exception may have ended the last call on the way
+            hook.run.clear()
         self.dense = self.clock.step < self._dense_steps()
-        self.cut = any(call.get(name) is not None for name in self.family.between_blocks)
+        self.cut = any(call.get(name) is not None for name in self.family.between_blocks) or _checkpoints(
+            self.model
+        )
         source = call[self.family.grid_from]
         if self._grid[0] is not source:
             self._grid = (source, self.family.grid(self.model, source))
@@ -103,7 +109,8 @@ class Patch:
     def plan(self, hook: SiteHook, module: nn.Module, call: Call) -> KeptPlan:
         """The plan for a site in this call: the one at hand, or a new one where that is due."""
         tokens: Tensor = call[hook.site.tokens]
-        grid = self._grid_at(hook, tokens.shape[1])
+        arranged = hook.run.kept  # by an earlier site of the run
+        grid = self._grid_at(hook, tokens.shape[1] if arranged is None else arranged.plan.regions.tokens)
         shifted = self.config.shift and self.clock.step % 2 == 1
         owner = hook.place.name if self.config.share == "block" else (hook.site.kind, hook.place.ratio)
         key = (owner, grid, shifted, self.clock.call, tokens.shape[0], tokens.dtype, tokens.device)
@@ -112,8 +119,10 @@ class Patch:
             due = self.schedule.due(step - kept.destinations_step, step - kept.weights_step)
             if due is None:
                 return kept
-        with self.spent("plan", tokens.device), torch.no_grad():
-            features = tokens if hook.site.features is None else hook.site.features(module, call)
+        with self.overhead("plan", tokens.device), torch.no_grad():
+            features = tokens if arranged is None else arranged.plan.regions.restore(tokens)
+            if hook.site.features is not None:
+                features = hook.site.features(module, {**call, hook.site.tokens: features})
             destinations = kept.plan.destinations if due == "weights" else None
             plan = METHODS[self.config.method](
                 features, grid, hook.place.ratio, self.config, shifted, destinations
@@ -138,6 +147,12 @@ class Patch:
         yield
         self.seconds[on] += time.perf_counter() - start
         self.timed &= device.type == "cpu"
+
+    @contextlib.contextmanager
+    def overhead(self, on: str, device: torch.device) -> Iterator[None]:
+        """Our own work: booked, and in the precision that we ask for, also under autocast."""
+        with self.spent(on, device), torch.autocast(device.type, enabled=False):
+            yield
 
     def _dense_steps(self) -> int:
         dense = self.config.dense_steps
@@ -188,7 +203,7 @@ class SiteHook(ModelHook):
         super().__init__()
         self.patch, self.place, self.site = patch, place, place.site
         self.parameters = parameter_names(place.module)
-        self.span = Span([self])
+        self.run = Run([self])
         self.tokens = self.kept = self.calls = self.dense_calls = 0
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -198,23 +213,26 @@ class SiteHook(ModelHook):
             self.dense_calls += 1
             self.tokens = self.kept = call[self.site.tokens].shape[1]
             return self.fn_ref.original_forward(**call)
-        if self.patch.cut or self is self.span.sites[0]:
-            self._merge(module, call)
+        first = self.patch.cut or self is self.run.sites[0]
+        last = self.patch.cut or self is self.run.sites[-1]
+        each = self.patch.config.where != "span"
+        if first or each:
+            self._merge(module, call, first)
         self._follow(call)
         output = self.fn_ref.original_forward(**call)
-        return self._unmerge(output) if self.patch.cut or self is self.span.sites[-1] else output
+        return self._unmerge(output, last) if last or each else output
 
-    def _merge(self, module: nn.Module, call: Call) -> None:
-        span, tokens = self.span, call[self.site.tokens]
-        span.kept = self.patch.plan(self, module, call)
-        with self.patch.spent("merge", tokens.device):
-            span.tokens, span.merged = tokens, span.kept.plan.merge(tokens)
-        call[self.site.tokens] = span.merged
+    def _merge(self, module: nn.Module, call: Call, first: bool) -> None:
+        run, tokens = self.run, call[self.site.tokens]
+        run.kept = self.patch.plan(self, module, call)
+        with self.patch.overhead("merge", tokens.device):
+            run.tokens = run.kept.plan.regions.arrange(tokens) if first else tokens
+            run.merged = call[self.site.tokens] = run.kept.plan.merge(run.tokens)
 
     def _follow(self, call: Call) -> None:
         """What belongs to single tokens follows them: positions, and how much a key counts."""
-        site, kept = self.site, self.span.kept
-        self.tokens, self.kept = self.span.tokens.shape[1], call[site.tokens].shape[1]
+        site, kept = self.site, self.run.kept
+        self.tokens, self.kept = kept.plan.regions.tokens, call[site.tokens].shape[1]
         if site.rotary is not None and call.get(site.rotary) is not None:
             call[site.rotary] = self.patch.table(kept.plan, call[site.rotary])
         if site.mask is not None and call.get(site.mask) is not None:
@@ -225,28 +243,37 @@ class SiteHook(ModelHook):
         if site.weigh_keys is not None and kept.key_bias is not None:
             site.weigh_keys(call, kept.key_bias)
 
-    def _unmerge(self, output: Any) -> Any:
-        span, plan = self.span, self.span.kept.plan
+    def _unmerge(self, output: Any, last: bool) -> Any:
+        run, plan = self.run, self.run.kept.plan
 
         def whole(y: Tensor) -> Tensor:
             # unmerging the change leaves every token its own detail
-            return plan.unmerge(y - span.merged, onto=span.tokens) if self.site.residual else plan.unmerge(y)
+            x = plan.unmerge(y - run.merged, onto=run.tokens) if self.site.residual else plan.unmerge(y)
+            return plan.regions.restore(x) if last else x
 
-        with self.patch.spent("unmerge", span.tokens.device):
+        with self.patch.overhead("unmerge", run.merged.device):
             if not self.site.outputs:
                 output = whole(output)
             else:
                 output = tuple(whole(y) if i in self.site.outputs else y for i, y in enumerate(output))
-        span.clear()
+        if last:
+            run.clear()
         return output
 
 
-def join_spans(hooks: list[SiteHook]) -> None:
-    """Let blocks that run one after the other share a span."""
-    spans: dict[str, Span] = {}
+def join_runs(hooks: list[SiteHook]) -> None:
+    """Let neighbouring blocks share a run."""
+    runs: dict[str, Run] = {}
     for hook in hooks:
-        hook.span = spans.setdefault(hook.place.neighbours, Span())
-        hook.span.sites.append(hook)
+        hook.run = runs.setdefault(hook.place.neighbours, Run())
+        hook.run.sites.append(hook)
+
+
+def _checkpoints(model: nn.Module) -> bool:
+    """Gradient checkpointing runs blocks again one by one, last first, which no run can follow."""
+    return torch.is_grad_enabled() and any(
+        getattr(m, "gradient_checkpointing", False) for m in model.modules()
+    )
 
 
 def parameter_names(module: nn.Module) -> list[str]:

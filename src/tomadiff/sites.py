@@ -65,11 +65,8 @@ def _sites(block: Block, config: Config) -> list[Site]:
     if config.where != "module":
         return [block.whole]
     # a block that is one module is self-attention and MLP at once
-    return [site for site in block.modules if {site.kind} <= set(config.modules) or _whole(site, config)]
-
-
-def _whole(site: Site, config: Config) -> bool:
-    return not site.path and {"self", "mlp"} <= set(config.modules)
+    whole = {"self", "mlp"} <= set(config.modules)
+    return [site for site in block.modules if site.kind in config.modules or (not site.path and whole)]
 
 
 def _ratio(config: Config, site: Site, level: int) -> float:

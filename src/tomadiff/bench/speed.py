@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from .. import hook
-from ..config import make
-from ..families import family_of
+from ..config import Config, make
+from ..families import Family, family_of, unet
 from . import models
 
 DEFAULT = "default"
@@ -57,13 +57,16 @@ def contender(model: nn.Module, ratio: float, name: str) -> Contender:
             lambda: tomesd.remove_patch(model),
         )
     family = family_of(model)
+    patch = hook.Patch(model, family, configuration(name, ratio, family))
+    return Contender(name, lambda: hook.attach(patch), lambda: hook.detach(patch), patch)
+
+
+def configuration(name: str, ratio: float, family: Family) -> Config:
     preset, _, fields = name.partition(":")
     settings: dict[str, Any] = {"ratio": ratio} | dict(map(_setting, filter(None, fields.split(","))))
     if preset == "ideal":
         settings["method"] = "ideal"
-    config = make(None, preset if preset not in (DEFAULT, "ideal") else None, settings, family.paper_reuse)
-    patch = hook.Patch(model, family, config)
-    return Contender(name, lambda: hook.attach(patch), lambda: hook.detach(patch), patch)
+    return make(None, None if preset in (DEFAULT, "ideal") else preset, settings, family.paper_reuse)
 
 
 def _setting(pair: str) -> tuple[str, Any]:
@@ -199,7 +202,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`tomadiff bench`: one call of SDXL's UNet, random weights, fp32, on the CPU."""
+    """Time one call of SDXL's UNet (random weights, fp32, on the CPU), methods taking turns."""
+    for name in {*args.methods} - {"dense", "tomesd"}:
+        configuration(name, args.ratio, unet.FAMILY)  # a mistake should not wait for ten gigabytes
     torch.manual_seed(0)
     print("building SDXL's UNet (10.3 GB, random weights)...", file=sys.stderr)
     model = models.sdxl()
@@ -238,6 +243,6 @@ def _overhead(call: Callable[[int], Any], entry: Contender, row: dict[str, Any])
     row |= {"plan_seconds": whole, "plan_weights_seconds": weights, "overhead": share}
     return (
         f"{entry.name}: planning {whole:.3f} s every {config.refresh_destinations} steps and {weights:.3f} s "
-        f"for new weights, merging {row['merge_seconds']:.3f} s, unmerging {row['unmerge_seconds']:.3f} s a call: "
-        f"{share:.1%} of a step"
+        f"for new weights, merging {row['merge_seconds']:.3f} s and unmerging {row['unmerge_seconds']:.3f} s "
+        f"a call: {share:.1%} of a step"
     )

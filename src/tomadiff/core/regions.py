@@ -28,16 +28,17 @@ class Regions:
     places: Tensor | None  # [N] the place of each token
     real: Tensor | None  # [R, n] bool, False where a place is padding; None where none is
 
-    def split(self, x: Tensor) -> Tensor:
-        """[B, N, C] -> [B * R, n, C]; a padded place repeats some token, its weight is zero everywhere."""
-        if self.order is not None:
-            x = x.index_select(1, self.order)
-        return x.reshape(x.shape[0] * self.count, self.size, x.shape[-1])
+    def arrange(self, x: Tensor) -> Tensor:
+        """[B, N, C] -> [B, R * n, C], region by region; padding repeats tokens, and weighs nothing later."""
+        return x if self.order is None else x.index_select(1, self.order)
 
-    def join(self, x: Tensor) -> Tensor:
-        """[B * R, n, C] -> [B, N, C], the inverse of `split`."""
-        x = x.reshape(x.shape[0] // self.count, self.count * self.size, x.shape[-1])
+    def restore(self, x: Tensor) -> Tensor:
+        """[B, R * n, C] -> [B, N, C], the inverse of `arrange`."""
         return x if self.places is None else x.index_select(1, self.places)
+
+    def split(self, x: Tensor) -> Tensor:
+        """Arranged tokens with the regions in the batch: [B, R * n, C] -> [B * R, n, C]."""
+        return x.reshape(x.shape[0] * self.count, self.size, x.shape[-1])
 
     def tokens_at(self, picks: Tensor) -> Tensor:
         """Places within regions, [B * R, k], as token numbers, [B * R, k]."""

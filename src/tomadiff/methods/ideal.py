@@ -1,4 +1,4 @@
-"""No merging at all: sites run on the first tokens. The most that token reduction could save, to measure by."""
+"""No merging: sites run on the first tokens. The most that token reduction could save, to measure by."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ..config import Config
-from ..core import Slots, cut, slots
+from ..core import Regions, Slots, cut, slots
 
 
 @dataclass(frozen=True)
 class FirstTokens:
+    regions: Regions
     slots: Slots
-    tokens: int
     destinations: Tensor
 
     def merge(self, x: Tensor) -> Tensor:
@@ -22,10 +22,10 @@ class FirstTokens:
 
     def unmerge(self, y: Tensor, onto: Tensor | None = None) -> Tensor:
         # what the site computed is dropped: putting it anywhere would cost time
-        return y[:, :1].expand(-1, self.tokens, -1) if onto is None else onto
+        return y[:, :1].expand(-1, self.regions.tokens, -1) if onto is None else onto
 
     def rows(self, table: Tensor) -> Tensor:
-        lead = table.shape[0] - self.tokens
+        lead = table.shape[0] - self.regions.tokens
         return table[None, : lead + self.slots.kept].expand(len(self.destinations), -1, -1)
 
     def log_sizes(self) -> Tensor:
@@ -43,4 +43,4 @@ def plan(
     regions = cut(grid, config.regions, config.region_size, shifted, features.device)
     places = slots(regions.lengths, ratio, features.device)
     first = torch.arange(places.kept, device=features.device).expand(features.shape[0], -1)
-    return FirstTokens(places, regions.tokens, first)
+    return FirstTokens(cut(grid, "global", 1, False, features.device), places, first)  # nothing moves

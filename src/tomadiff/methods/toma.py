@@ -26,17 +26,17 @@ def plan(
     shifted: bool = False,
     destinations: Tensor | None = None,
 ) -> Plan:
-    """A plan for features [B, N, C] of tokens on a grid; given `destinations` [B, K], with new weights only."""
+    """A plan for features [B, N, C] on a grid of tokens; given `destinations` [B, K], only new weights."""
     regions = cut(grid, config.regions, config.region_size, shifted, features.device)
     places = slots(regions.lengths, ratio, features.device)
     if destinations is None:
-        split = regions.split(features)
+        split = regions.split(regions.arrange(features))
         picks = facility_location(similarity(split), places.size, _each(regions.real, split))
         destinations = places.pack(regions.tokens_at(picks))
     if config.assign == "global":
         regions = cut(grid, "global", config.region_size, False, features.device)
         places = Slots(regions=1, kept=destinations.shape[1], size=destinations.shape[1])
-    split = regions.split(features)
+    split = regions.split(regions.arrange(features))
     assignment = assign(
         split,
         regions.places_of(places.unpack(destinations)),

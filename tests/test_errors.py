@@ -1,0 +1,166 @@
+"""Nothing silent: what can't be honoured is an error that says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DConditionModel, UNet2DModel
+from pipelines import denoiser, draw, make, text
+
+import tomadiff
+from tomadiff.errors import ConfigError, NotPatchedError, UnsupportedModelError
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"ratio": 1.0}, "below 1"),
+        ({"ratio": -0.1}, "at least 0"),
+        ({"ratio": float("nan")}, "at least 0"),
+        ({"ratio": "0.5"}, "share of tokens"),
+        ({"ratio": True}, "share of tokens"),
+        ({"ratio": {"block": 1.5}}, "below 1"),
+        ({"ratio": {}}, "names no part"),
+        ({"ratio": {"block": 0.5, 2: 0.5}}, "one sort"),
+        ({"ratio": {"blocks": 0.5}}, "it has 1, 2, 'block'"),
+        ({"ratio": {16: 0.5}}, "it has 1, 2, 'block'"),
+        ({"ratios": 0.5}, "did you mean 'ratio'"),
+        ({"preset": "toma_tiles"}, "did you mean 'toma_tile'"),
+        ({"method": "tomato"}, "'toma'"),
+        ({"regions": "tiles"}, "'tile', 'stripe', 'global'"),
+        ({"where": "everywhere"}, "'block', 'module', 'span'"),
+        ({"assign": "nearest"}, "'region', 'global'"),
+        ({"unmerge": "inverse"}, "'transpose', 'pinv'"),
+        ({"share": "all"}, "'kind', 'block'"),
+        ({"region_size": 0}, "at least 1"),
+        ({"region_size": 8.0}, "whole number"),
+        ({"scale": 0}, "positive"),
+        ({"modules": ()}, "one or more"),
+        ({"modules": ("self", "attention"), "where": "module"}, "'self', 'cross', 'mlp'"),
+        ({"modules": ("self",)}, 'needs where="module"'),
+        ({"refresh_destinations": 7, "refresh_weights": 5}, "multiple"),
+        ({"refresh_weights": 0}, "at least 1"),
+        ({"dense_steps": -1}, "share of them"),
+        ({"dense_steps": 1.5}, "share of them"),
+        ({"dense_blocks": -1}, "at least 0"),
+        ({"dense_blocks": 50}, "dense_blocks=50"),
+        ({"shift": True, "regions": "global"}, "can't be shifted"),
+        ({"shift": "yes"}, "True or False"),
+        ({"weigh_keys": 1}, "True or False"),
+        ({"weigh_keys": True, "where": "module", "modules": ("mlp",)}, "takes a mask"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused_with_advice(settings: dict[str, Any], says: str) -> None:
+    pipe = make("sd1")
+    with pytest.raises(ValueError) as error:
+        tomadiff.apply(pipe, **settings)
+    assert says in str(error.value)
+    assert not hasattr(pipe.unet, "_tomadiff")
+
+
+def test_settings_that_look_contradictory_but_are_not() -> None:
+    tomadiff.Config(regions="global", assign="region")
+    tomadiff.Config(regions="global", assign="global")
+    tomadiff.Config(refresh_destinations=5, refresh_weights=5)
+
+
+def test_config_is_frozen_and_keeps_a_copy() -> None:
+    ratio = {"block": 0.5}
+    config = tomadiff.Config(ratio=ratio)
+    ratio["block"] = 2.0
+    assert config.ratio == {"block": 0.5}
+    with pytest.raises(AttributeError):
+        config.scale = 1.0
+
+
+def test_a_config_and_keywords_together_are_refused() -> None:
+    with pytest.raises(ConfigError, match="not both"):
+        tomadiff.apply(make("sd1"), tomadiff.Config(), ratio=0.5)
+    with pytest.raises(ConfigError, match=r"tomadiff\.Config"):
+        tomadiff.apply(make("sd1"), 0.5)
+
+
+def test_a_refused_change_keeps_what_was_applied() -> None:
+    pipe = tomadiff.apply(make("sd1"), ratio=0.25)
+    with pytest.raises(ConfigError):
+        tomadiff.apply(pipe, ratio=2)
+    assert tomadiff.report(pipe).settings["ratio"] == 0.25
+
+
+@pytest.mark.parametrize("model", [AutoencoderKL, UNet2DModel, lambda: torch.nn.Linear(2, 2), object])
+def test_a_model_of_no_family_is_refused_by_naming_the_families(model: Any) -> None:
+    with pytest.raises(UnsupportedModelError) as error:
+        tomadiff.apply(model())
+    for family in tomadiff.families():
+        assert family.name in str(error.value)
+        assert family.models[0] in str(error.value)
+
+
+def test_a_unet_without_transformer_blocks_is_refused() -> None:
+    unet = UNet2DConditionModel(
+        block_out_channels=(8, 8),
+        down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"),
+        mid_block_type=None,
+        norm_num_groups=4,
+    )
+    with pytest.raises(UnsupportedModelError, match="BasicTransformerBlock"):
+        tomadiff.apply(unet)
+
+
+def test_keys_that_cannot_be_weighed_are_refused() -> None:
+    with pytest.raises(ConfigError, match="sd3"):
+        tomadiff.apply(make("sd3"), weigh_keys=True)
+
+
+def test_modules_that_a_model_lacks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="leaves nothing to merge"):
+        tomadiff.apply(make("flux"), where="module", modules=("cross",))
+
+
+def test_remove_on_an_unpatched_model_does_nothing(pipe: DiffusionPipeline) -> None:
+    before = draw(pipe)
+    assert tomadiff.remove(pipe) is pipe
+    assert torch.equal(draw(pipe), before)
+
+
+def test_report_on_an_unpatched_model_is_an_error(pipe: DiffusionPipeline) -> None:
+    with pytest.raises(NotPatchedError, match=r"tomadiff\.apply"):
+        tomadiff.report(pipe)
+
+
+def test_a_mask_over_image_tokens_is_refused() -> None:
+    """diffusers would pad it to the wrong length without a word."""
+    unet = tomadiff.apply(make("sd1").unet, ratio=0.5)
+    with pytest.raises(ConfigError, match="attention_mask"), torch.no_grad():
+        unet(torch.randn(1, 4, 16, 16), 500, text(0)[0], attention_mask=torch.ones(1, 256))
+
+
+def test_tokens_that_are_no_grid_are_refused_unless_stripes_do() -> None:
+    """As with an image's reference in Flux Kontext: its tokens follow those of the image."""
+    pipe = make("flux")
+    model = denoiser(pipe)
+    ids = torch.cat([grid_ids(4, 4, 0), grid_ids(4, 6, 1)])
+    call = {
+        "hidden_states": torch.randn(1, 40, 16),
+        "encoder_hidden_states": text(0)[0],
+        "pooled_projections": text(0)[1],
+        "timestep": torch.tensor([0.5]),
+        "img_ids": ids,
+        "txt_ids": torch.zeros(7, 3),
+        "return_dict": False,
+    }
+    with torch.no_grad():
+        tomadiff.apply(model, ratio=0.5)
+        with pytest.raises(UnsupportedModelError, match="stripe"):
+            model(**call)
+        tomadiff.apply(model, ratio=0.5, regions="stripe")
+        assert model(**call)[0].shape == (1, 40, 16)
+
+
+def grid_ids(height: int, width: int, image: int) -> torch.Tensor:
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    return torch.stack([torch.full_like(rows, image), rows, columns], dim=-1).reshape(-1, 3).float()

@@ -1,0 +1,71 @@
+"""The report says what happened."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from diffusers import DiffusionPipeline
+from pipelines import draw, make
+
+import tomadiff
+
+
+def test_report_counts_tokens_calls_and_time(pipe: DiffusionPipeline) -> None:
+    tomadiff.apply(pipe, ratio=0.5)
+    draw(pipe, steps=3, guidance=1.0)
+    report = tomadiff.report(pipe)
+    assert report.sites and len({site.name for site in report.sites}) == len(report.sites)
+    for site in report.sites:
+        assert (site.kept, site.calls, site.dense_calls) == (site.tokens // 2, 3, 0)
+    assert report.model_calls == 3
+    assert all(report.seconds[part] > 0 for part in ("plan", "merge", "unmerge"))
+    assert sum(report.seconds[part] for part in ("plan", "merge", "unmerge")) < report.seconds["model"]
+    assert 0 < report.overhead < 1
+
+
+def test_report_is_plain_data_that_json_takes(pipe: DiffusionPipeline) -> None:
+    tomadiff.apply(pipe, ratio=0.5)
+    draw(pipe)
+    data = json.loads(json.dumps(tomadiff.report(pipe).to_dict()))
+    assert data["settings"]["ratio"] == 0.5
+    assert data["sites"][0].keys() >= {"name", "kind", "tokens", "kept", "calls"}
+    assert data["refreshes"]["destinations"] > 0
+
+
+def test_report_prints_a_table_with_a_row_for_sites_that_are_alike() -> None:
+    pipe = tomadiff.apply(make("sd1"), ratio=0.5)
+    assert "not called yet" in str(tomadiff.report(pipe))
+    draw(pipe)
+    lines = str(tomadiff.report(pipe)).splitlines()
+    assert "ratio=0.5" in lines[0]
+    assert lines[1].split() == ["kind", "level", "sites", "tokens", "kept", "calls", "left", "dense"]
+    assert lines[2].split() == ["block", "1", "3", "256", "128", "6", "0"]
+    assert lines[3].split() == ["block", "2", "4", "64", "32", "8", "0"]
+    assert "% of the model's" in lines[-1]
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(tomadiff.__all__) == ["Config", "apply", "families", "merged", "remove", "report"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["families"], 0, "UNet2DConditionModel"),
+        (["--version"], 0, tomadiff.__version__),
+        (["bench", "--ratio", "1.5"], 2, "below 1"),
+        (["bench", "--methods", "tomata"], 2, "unknown preset"),
+        (["nonsense"], 2, "invalid choice"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_the_command_answers_in_one_line_and_a_code(arguments: list[str], code: int, says: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tomadiff.cli", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert says in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
