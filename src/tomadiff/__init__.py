@@ -12,11 +12,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from torch import nn
-
 from . import hook
 from .config import Config, make
-from .errors import NotPatchedError, UnsupportedModelError
+from .errors import NotPatchedError
 from .families import FAMILIES, Family, family_of
 from .report import Report, make_report
 
@@ -34,7 +32,7 @@ def apply(
     Give a `Config`, or its fields by keyword, on top of a preset where one is named ("toma", "toma_once",
     "toma_tile", "toma_stripe"). Applying again replaces what was there. Returns the target.
     """
-    model, pipeline = _denoiser(target)
+    model, pipeline = hook.denoiser(target)
     family = family_of(model)
     patch = hook.Patch(model, family, make(config, preset, settings, family.paper_reuse), pipeline)
     remove(model)
@@ -44,7 +42,7 @@ def apply(
 
 def remove(target: Target) -> Target:
     """Take merging off again, exactly; nothing happens where there is none. Returns the target."""
-    patch = getattr(_denoiser(target)[0], hook.PATCH, None)
+    patch = getattr(hook.denoiser(target)[0], hook.PATCH, None)
     if patch is not None:
         hook.detach(patch)
     return target
@@ -55,7 +53,7 @@ def merged(
     target: Target, config: Config | None = None, *, preset: str | None = None, **settings: Any
 ) -> Iterator[Target]:
     """Merging for the length of a `with` block, then again what was there before."""
-    model = _denoiser(target)[0]
+    model = hook.denoiser(target)[0]
     before = getattr(model, hook.PATCH, None)
     apply(target, config, preset=preset, **settings)
     try:
@@ -69,7 +67,7 @@ def merged(
 
 def report(target: Any) -> Report:
     """What merging did since it was applied; prints as a table."""
-    model = _denoiser(target)[0]
+    model = hook.denoiser(target)[0]
     patch = getattr(model, hook.PATCH, None)
     if patch is None:
         raise NotPatchedError(
@@ -81,17 +79,3 @@ def report(target: Any) -> Report:
 def families() -> tuple[Family, ...]:
     """The supported architectures."""
     return FAMILIES
-
-
-def _denoiser(target: Any) -> tuple[nn.Module, Any]:
-    """The model to patch, and the pipeline it belongs to if that was given."""
-    if isinstance(target, nn.Module):
-        return getattr(target, "_orig_mod", target), None  # what torch.compile returns holds the model
-    for name in ("unet", "transformer"):
-        model = getattr(target, name, None)
-        if isinstance(model, nn.Module):
-            return getattr(model, "_orig_mod", model), target
-    supported = "\n  ".join(map(str, FAMILIES))
-    raise UnsupportedModelError(
-        f"{type(target).__name__} is no model, and no pipeline with one. Supported are:\n  {supported}"
-    )

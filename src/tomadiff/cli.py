@@ -4,33 +4,166 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+from typing import Any
 
-from . import FAMILIES, __version__
-from .bench import speed
-from .demo import random_sdxl
+import tomadiff
+from tomadiff.bench import speed
+from tomadiff.config import CHOICES, PRESETS
+from tomadiff.demo import show
+from tomadiff.demo.embedded import EMBEDDED
+from tomadiff.generate import DTYPES, Request, check_writable, draw, load, save
+from tomadiff.maps import Recorder
+from tomadiff.viz import beside, merge_map
+
+SETTINGS = (
+    "ratio",
+    "where",
+    "regions",
+    "region_size",
+    "assign",
+    "share",
+    "dense_steps",
+    "shift",
+    "weigh_keys",
+)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("tomadiff", description="Token merging for diffusion models.")
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    families = commands.add_parser("families", help="list the supported architectures")
-    families.set_defaults(run=lambda args: print(*FAMILIES, sep="\n"))
-    bench = commands.add_parser(
-        "bench", help="measure the speed on SDXL's UNet", description=speed.run.__doc__
-    )
-    speed.add_arguments(bench)
-    bench.set_defaults(run=speed.run)
-    demo = commands.add_parser(
-        "demo", help="show what merging does on a small model", description=random_sdxl.run.__doc__
-    )
-    demo.set_defaults(run=random_sdxl.run)
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     try:
         return args.run(args) or 0
-    except ValueError as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"tomadiff: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\ntomadiff: interrupted; what was finished is kept", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser("tomadiff", description="Token merging for diffusion models.")
+    root.add_argument("--version", action="version", version=tomadiff.__version__)
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Any, summary: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=summary, description=run.__doc__)
+        added.set_defaults(run=run)
+        return added
+
+    show.add_arguments(command("demo", show.run, "show what merging does, on the embedded models"))
+    generating = command("generate", generate, "make pictures with any pipeline")
+    add_picture_arguments(generating, "out.png")
+    generating.add_argument("--num-images", type=int, default=1, help="with seeds that count up")
+    generating.add_argument(
+        "--compare", action="store_true", help="put the dense picture beside, with both times"
+    )
+    mapping = command("merge-map", map_merges, "draw which tokens went where")
+    add_picture_arguments(mapping, "merge-map.png")
+    mapping.add_argument(
+        "--at", type=int, nargs="+", metavar="STEP", help="steps to draw (first, middle and last)"
+    )
+    speed.add_arguments(command("bench", speed.run, "measure the speed on SDXL's UNet"))
+    command("families", families, "list the supported architectures")
+    return root
+
+
+def add_picture_arguments(added: argparse.ArgumentParser, output: str) -> None:
+    added.add_argument("prompt")
+    added.add_argument("-o", "--output", type=Path, default=Path(output), help=f"default: {output}")
+    added.add_argument(
+        "--model",
+        default=next(iter(EMBEDDED)),
+        help=f"{' or '.join(EMBEDDED)}, a folder, or a hub id (default: %(default)s)",
+    )
+    added.add_argument("--seed", type=int, default=0)
+    added.add_argument("--steps", type=int)
+    added.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="in pixels")
+    added.add_argument("--guidance", type=float)
+    added.add_argument("--device", default="cpu")
+    added.add_argument("--dtype", choices=list(DTYPES), default="fp32")
+    settings = added.add_argument_group("merging")
+    settings.add_argument("--ratio", type=float, default=0.5, help="share of tokens removed (default: 0.5)")
+    settings.add_argument("--preset", choices=list(PRESETS))
+    for name in ("where", "regions", "assign", "share"):
+        settings.add_argument(f"--{name}", choices=CHOICES[name])
+    settings.add_argument("--region-size", type=int)
+    settings.add_argument("--dense-steps", type=lambda text: float(text) if "." in text else int(text))
+    settings.add_argument("--shift", action="store_true", default=None)
+    settings.add_argument("--weigh-keys", action="store_true", default=None)
+
+
+def generate(args: argparse.Namespace) -> None:
+    """Make pictures, by default with an embedded model; the settings are written into the PNG."""
+    if args.num_images < 1:
+        raise ValueError(f"--num-images {args.num_images} must be at least 1")
+    outputs = [args.output]
+    if args.num_images > 1:
+        outputs = [args.output.with_stem(f"{args.output.stem}-{n}") for n in range(1, args.num_images + 1)]
+    pipe, first = prepare(args)
+    if args.compare:
+        tomadiff.remove(pipe)
+        draw(pipe, Request(first.prompt, steps=1, size=first.size))  # whoever goes first pays for warming up
+    for number, output in enumerate(outputs):
+        request = Request(first.prompt, args.seed + number, first.steps, first.size, first.guidance)
+        dense = draw(pipe, request) if args.compare else None
+        with tomadiff.merged(pipe, preset=args.preset, **chosen(args)):
+            picture, seconds = draw(pipe, request)
+            settings = {
+                "prompt": request.prompt,
+                "seed": request.seed,
+                "model": args.model,
+                "seconds": seconds,
+            }
+            settings |= {"steps": request.steps, "tomadiff": tomadiff.report(pipe).settings}
+        print(f"{output}: {seconds:.2f} s" + (f", dense {dense[1]:.2f} s" if dense else ""))
+        if dense:
+            labels = [f"dense, {dense[1]:.2f} s", f"ratio {args.ratio}, {seconds:.2f} s"]
+            picture = beside([dense[0], picture], labels)
+        save(picture, output, settings)
+
+
+def map_merges(args: argparse.Namespace) -> None:
+    """Draw which tokens are destinations and which went to them, over the finished picture."""
+    pipe, request = prepare(args)
+    last: list[int] = []
+    steps = args.at
+
+    def note(pipe: Any, step: int, timestep: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        last.append(step)
+        return recorder(pipe, step, timestep, inputs)
+
+    recorder = Recorder(pipe, steps if steps is not None else range(10_000))
+    picture, _ = draw(pipe, request, callback_on_step_end=note)
+    maps = recorder.maps
+    if steps is None and maps:
+        maps = [maps[0], maps[len(maps) // 2], maps[-1]]
+    if not maps:
+        raise ValueError(f"no merged step to draw among {len(last)}: see --at and --dense-steps")
+    labels = [f"step {mapped.step + 1} of {len(last)}, {mapped.kind}" for mapped in maps]
+    settings = {"prompt": request.prompt, "seed": request.seed, "tomadiff": tomadiff.report(pipe).settings}
+    save(beside([merge_map(picture, mapped) for mapped in maps], labels), args.output, settings)
+    print(args.output)
+
+
+def families(args: argparse.Namespace) -> None:
+    """List the supported architectures."""
+    print(*tomadiff.families(), sep="\n")
+
+
+def prepare(args: argparse.Namespace) -> tuple[Any, Request]:
+    """The patched pipeline and what to ask of it; mistakes come up before anything long starts."""
+    check_writable(args.output)
+    tomadiff.Config(**{"ratio": args.ratio})
+    pipe = load(args.model, args.device, args.dtype)
+    tomadiff.apply(pipe, preset=args.preset, **chosen(args))
+    size = tuple(args.size) if args.size else None
+    return pipe, Request(args.prompt, args.seed, args.steps, size, args.guidance)
+
+
+def chosen(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings given on the command line."""
+    return {name: getattr(args, name) for name in SETTINGS if getattr(args, name) is not None}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from diffusers.hooks import HookRegistry, ModelHook
@@ -20,12 +20,26 @@ from .clock import Clock
 from .config import Config
 from .core import Schedule
 from .errors import ConfigError, UnsupportedModelError
-from .families import Call, Family
+from .families import FAMILIES, Call, Family
 from .methods import METHODS
 from .sites import Place, find
 
 HOOK = "tomadiff"  # our name in diffusers' hook registries
 PATCH = "_tomadiff"  # the model's attribute that holds its Patch
+
+
+class PlanKey(NamedTuple):
+    """Whom a plan serves: sites of a kind or one by name, in one of the calls of a step, on such tokens."""
+
+    kind: str
+    name: str | None
+    ratio: float
+    grid: tuple[int, ...]
+    shifted: bool
+    call: int
+    batch: int
+    dtype: torch.dtype
+    device: torch.device
 
 
 @dataclass
@@ -78,7 +92,7 @@ class Patch:
         self.sites = [SiteHook(self, place) for place in find(model, family, config)]
         if config.where != "module":
             join_runs(self.sites)
-        self.plans: dict[tuple, KeptPlan] = {}
+        self.plans: dict[PlanKey, KeptPlan] = {}
         self.tables: dict[tuple[int, int], Any] = {}  # shortened rotary tables of this call
         self.dense = False  # this call, everywhere
         self.cut = False  # this call, every block is a run of its own
@@ -111,26 +125,40 @@ class Patch:
         tokens: Tensor = call[hook.site.tokens]
         arranged = hook.run.kept  # by an earlier site of the run
         grid = self._grid_at(hook, tokens.shape[1] if arranged is None else arranged.plan.regions.tokens)
-        shifted = self.config.shift and self.clock.step % 2 == 1
-        owner = hook.place.name if self.config.share == "block" else (hook.site.kind, hook.place.ratio)
-        key = (owner, grid, shifted, self.clock.call, tokens.shape[0], tokens.dtype, tokens.device)
+        key = PlanKey(
+            kind=hook.site.kind,
+            name=hook.place.name if self.config.share == "block" else None,
+            ratio=hook.place.ratio,
+            grid=grid,
+            shifted=self.shifted(),
+            call=self.clock.call,
+            batch=tokens.shape[0],
+            dtype=tokens.dtype,
+            device=tokens.device,
+        )
         kept, step, due = self.plans.get(key), self.clock.step, "destinations"
         if kept is not None:
             due = self.schedule.due(step - kept.destinations_step, step - kept.weights_step)
             if due is None:
                 return kept
-        with self.overhead("plan", tokens.device), torch.no_grad():
-            features = tokens if arranged is None else arranged.plan.regions.restore(tokens)
-            if hook.site.features is not None:
-                features = hook.site.features(module, {**call, hook.site.tokens: features})
-            destinations = kept.plan.destinations if due == "weights" else None
-            plan = METHODS[self.config.method](
-                features, grid, hook.place.ratio, self.config, shifted, destinations
-            )
-            bias = plan.log_sizes().to(tokens.dtype) if self.config.weigh_keys else None
+        with torch.no_grad():
+            with self.spent("plan", tokens.device):
+                features = tokens if arranged is None else arranged.plan.regions.restore(tokens)
+                if hook.site.features is not None:
+                    features = hook.site.features(module, {**call, hook.site.tokens: features})
+            with self.overhead("plan", tokens.device):
+                destinations = kept.plan.destinations if due == "weights" else None
+                plan = METHODS[self.config.method](
+                    features, grid, hook.place.ratio, self.config, key.shifted, destinations
+                )
+                bias = plan.log_sizes().to(tokens.dtype) if self.config.weigh_keys else None
         self.refreshes[due] += 1
         self.plans[key] = KeptPlan(plan, bias, kept.destinations_step if due == "weights" else step, step)
         return self.plans[key]
+
+    def shifted(self) -> bool:
+        """Whether regions are shifted in this step."""
+        return self.config.shift and self.clock.step % 2 == 1
 
     def table(self, plan: Any, table: tuple[Tensor, ...]) -> tuple[Any, ...]:
         """A rotary table with the rows of a plan's destinations, made once a call."""
@@ -278,6 +306,20 @@ def _checkpoints(model: nn.Module) -> bool:
 
 def parameter_names(module: nn.Module) -> list[str]:
     return list(inspect.signature(type(module).forward).parameters)[1:]
+
+
+def denoiser(target: Any) -> tuple[nn.Module, Any]:
+    """The model to patch, and the pipeline it belongs to if that was given."""
+    if isinstance(target, nn.Module):
+        return getattr(target, "_orig_mod", target), None  # what torch.compile returns holds the model
+    for name in ("unet", "transformer"):
+        model = getattr(target, name, None)
+        if isinstance(model, nn.Module):
+            return getattr(model, "_orig_mod", model), target
+    supported = "\n  ".join(map(str, FAMILIES))
+    raise UnsupportedModelError(
+        f"{type(target).__name__} is no model, and no pipeline with one. Supported are:\n  {supported}"
+    )
 
 
 def attach(patch: Patch) -> None:

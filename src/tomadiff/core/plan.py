@@ -45,6 +45,12 @@ class Plan:
         merged = table[lead:][self.destinations]
         return torch.cat([table[:lead].expand(len(merged), -1, -1), merged], dim=1)
 
+    def owners(self) -> Tensor:
+        """[B, N] the destination that gets most of each token."""
+        slots = self.assignment.argmax(1)  # [B * R, n]
+        owners = self.slots.unpack(self.destinations).gather(1, slots)
+        return self.regions.restore(owners.reshape(len(self.destinations), -1, 1)).squeeze(-1)
+
     def log_sizes(self) -> Tensor:
         """[B, K] logarithm of the number of tokens that each merged token stands for."""
         # a destination between closer ones may be left with next to nothing, and must not become -inf

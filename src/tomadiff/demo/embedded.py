@@ -1,0 +1,16 @@
+"""The embedded models by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from .pipelines import EmojiFluxPipeline, EmojiPipeline, EmojiUNetPipeline
+
+FOLDER = Path(__file__).with_name("models")
+EMBEDDED: dict[str, type[EmojiPipeline]] = {"emoji-unet": EmojiUNetPipeline, "emoji-flux": EmojiFluxPipeline}
+
+
+def load_embedded(name: str, dtype: torch.dtype = torch.float32) -> EmojiPipeline:
+    return EMBEDDED[name].from_pretrained(FOLDER / name.removeprefix("emoji-"), torch_dtype=dtype)

@@ -1,0 +1,95 @@
+"""What merging does, on the embedded models: pictures dense and merged, merge maps, times and fidelity."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+import tomadiff
+from tomadiff.generate import Request, check_writable, draw, save
+from tomadiff.maps import Recorder
+from tomadiff.quality.metrics import psnr, ssim
+from tomadiff.viz import beside, contact_sheet, merge_map
+
+from .embedded import EMBEDDED, load_embedded
+
+PROMPTS = ("hot dog", "pizza", "fox", "palm tree")
+RATIOS = (0.0, 0.25, 0.5, 0.75)
+STEPS = 24
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the pictures (default: demo)")
+    parser.add_argument("--models", nargs="+", choices=list(EMBEDDED), default=list(EMBEDDED))
+    parser.add_argument("--prompts", nargs="+", default=list(PROMPTS))
+    parser.add_argument("--steps", type=int, default=STEPS)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Draw a few prompts with the embedded models, dense and at three ratios, from the same noise."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in args.models:
+        check_writable(args.out / f"{name}.png")
+        show(name, args.out, args.prompts, args.steps)
+
+
+def show(name: str, folder: Path, prompts: list[str], steps: int) -> None:
+    pipe = load_embedded(name)
+    pipe.set_progress_bar_config(disable=True)
+    requests = [Request(prompt, seed=1, steps=steps) for prompt in prompts]
+    draw(pipe, Request(prompts[0], steps=1))  # warm up
+    pictures: list[list[Image.Image]] = []
+    seconds: list[list[float]] = []
+    for number, request in enumerate(requests, 1):
+        print(f"\r{name}: {number}/{len(requests)} {request.prompt:20}", end="", flush=True)
+        row = []
+        for ratio in RATIOS:
+            with tomadiff.merged(pipe, ratio=ratio):
+                row.append(draw(pipe, request))
+                report = tomadiff.report(pipe)
+        pictures.append([picture for picture, _ in row])
+        seconds.append([took for _, took in row])
+    print(f"\r{name} ({report.model}), {steps} steps, {torch.get_num_threads()} threads" + " " * 20)
+    scores = table(pictures, seconds, report.sites[0].tokens)
+    columns = ["dense", *(f"ratio {ratio}" for ratio in RATIOS[1:])]
+    captions = [[""] + [f"{value:.1f} dB" for value in row] for row in scores]
+    big = [[picture.resize((128, 128), Image.Resampling.NEAREST) for picture in row] for row in pictures]
+    settings = {"model": name, "prompts": prompts, "seed": 1, "steps": steps, "ratios": RATIOS}
+    save(contact_sheet(big, columns, prompts, captions), folder / f"{name}.png", settings)
+    print(f"  pictures: {folder / name}.png")
+    chosen = [0, steps // 2, steps - 1]
+    with tomadiff.merged(pipe, ratio=0.5):
+        recorder = Recorder(pipe, chosen)
+        picture, _ = draw(pipe, requests[0], callback_on_step_end=recorder)
+    maps = [merge_map(picture, mapped) for mapped in recorder.maps]
+    labels = [f"{prompts[0]}, step {mapped.step + 1} of {steps}" for mapped in recorder.maps]
+    save(beside(maps, labels), folder / f"{name}-merge-map.png", settings | {"ratio": 0.5})
+    print(f"  merge map: {folder / name}-merge-map.png")
+
+
+def table(pictures: list[list[Image.Image]], seconds: list[list[float]], tokens: int) -> list[list[float]]:
+    """Print time and fidelity for each ratio; returns PSNR to dense, prompts by ratios."""
+    print("  ratio  s / image  speed-up  PSNR to dense  SSIM")
+    scores = []
+    for column, ratio in enumerate(RATIOS):
+        took = statistics.median(row[column] for row in seconds)
+        speedup = statistics.median(row[0] / row[column] for row in seconds)
+        dense, merged = (as_tensor([row[at] for row in pictures]) for at in (0, column))
+        decibels, structure = psnr(dense, merged), ssim(dense, merged)
+        if ratio:
+            scores.append(decibels.tolist())
+            quality = f"{decibels.mean():10.1f} dB  {structure.mean():.3f}"
+        else:
+            quality = "             -      -"
+        print(f"  {ratio:5.2f}  {took:9.2f}  {speedup:7.2f}x  {quality}")
+    return [list(row) for row in zip(*scores)]
+
+
+def as_tensor(pictures: list[Image.Image]) -> Tensor:
+    return torch.stack([torch.from_numpy(np.array(p.convert("RGB"))) for p in pictures]).permute(0, 3, 1, 2) / 255

@@ -1,0 +1,93 @@
+"""Make pictures with any diffusers pipeline, merged or not, and write them down safely."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from .demo.embedded import EMBEDDED, load_embedded
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One picture, as a pipeline is asked for it; None leaves it to the pipeline's default."""
+
+    prompt: str
+    seed: int = 0
+    steps: int | None = None
+    size: tuple[int, int] | None = None  # height, width
+    guidance: float | None = None
+
+
+def load(model: str, device: str = "cpu", dtype: str = "fp32") -> DiffusionPipeline:
+    """An embedded model by name, or any pipeline by hub id or folder."""
+    if model in EMBEDDED:
+        pipe = load_embedded(model, DTYPES[dtype])
+    else:
+        try:
+            pipe = DiffusionPipeline.from_pretrained(model, torch_dtype=DTYPES[dtype])
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"can't load {model!r}: {reason} (known by name are {', '.join(EMBEDDED)}; "
+                "anything else must be a folder of a pipeline or a hub id that can be reached)"
+            ) from error
+    return pipe.to(device)
+
+
+def draw(pipe: DiffusionPipeline, request: Request, **more: Any) -> tuple[Image.Image, float]:
+    """The picture, and the seconds it took. `more` goes to the pipeline as it is."""
+    wanted = {"num_inference_steps": request.steps, "guidance_scale": request.guidance}
+    if request.size is not None:
+        wanted |= {"height": request.size[0], "width": request.size[1]}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    missing = [name for name in wanted if name not in inspect.signature(pipe.__call__).parameters]
+    if missing:
+        raise ValueError(f"{type(pipe).__name__} takes no {' or '.join(missing)}: leave it out")
+    # the generator is on the CPU, so that a seed means the same noise on every device
+    generator = torch.Generator().manual_seed(request.seed)
+    start = time.perf_counter()
+    images = pipe(request.prompt, generator=generator, **wanted, **more).images
+    return images[0], time.perf_counter() - start
+
+
+def check_writable(path: Path) -> None:
+    """Complain about an output that can't be written before any work is done for it."""
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"{path} must be a .png: the settings are written into it")
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"can't write {path}: there must be a folder {path.parent} that may be written to")
+
+
+def save(picture: Image.Image, path: Path, settings: dict[str, Any]) -> None:
+    """Write a PNG with its settings inside, all of it or nothing."""
+    info = PngInfo()
+    info.add_text("tomadiff", json.dumps(settings))
+    write_whole(path, lambda partial: picture.save(partial, "PNG", pnginfo=info))
+
+
+def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Let `write` fill a file beside `path`, then put it in its place."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        write(Path(name))
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,65 @@
+"""Which tokens went where: the plans of a generation, recorded while it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import hook
+from .errors import ConfigError, NotPatchedError
+
+
+@dataclass(frozen=True)
+class MergeMap:
+    """A plan as a picture needs it, for one sample at one step."""
+
+    step: int
+    kind: str
+    grid: tuple[int, int]
+    destinations: Tensor  # [K] token numbers
+    owners: Tensor  # [N] the destination of each token
+    regions: Tensor  # [N] the number of the region that each token was assigned in
+
+
+class Recorder:
+    """Keeps the merge maps of chosen steps. Hand it to a pipeline as `callback_on_step_end`."""
+
+    def __init__(self, target: Any, steps: Iterable[int], sample: int = -1) -> None:
+        self.patch: hook.Patch | None = getattr(hook.denoiser(target)[0], hook.PATCH, None)
+        if self.patch is None:
+            raise NotPatchedError("nothing to map: call tomadiff.apply first")
+        if self.patch.config.regions != "tile":
+            raise ConfigError('a merge map needs a grid of tokens: use regions="tile"')
+        self.steps, self.sample = set(steps), sample
+        self.maps: list[MergeMap] = []
+
+    def __call__(self, pipe: Any, step: int, timestep: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        if step in self.steps:
+            self.maps += self._current(step)
+        return inputs
+
+    def _current(self, step: int) -> list[MergeMap]:
+        """The plan at the finest grid, first kind of site; none in a step that was left dense."""
+        if self.patch.dense:
+            return []
+        keys = [key for key in self.patch.plans if key.call == 0 and key.shifted == self.patch.shifted()]
+        if not keys:
+            return []
+        finest = max(keys, key=lambda key: math.prod(key.grid))
+        plan = self.patch.plans[finest].plan
+        regions = torch.arange(plan.regions.count).repeat_interleave(plan.regions.size).reshape(1, -1, 1)
+        return [
+            MergeMap(
+                step=step,
+                kind=finest.kind,
+                grid=finest.grid,
+                destinations=plan.destinations[self.sample].cpu(),
+                owners=plan.owners()[self.sample].cpu(),
+                regions=plan.regions.restore(regions.to(plan.destinations.device)).flatten().cpu(),
+            )
+        ]

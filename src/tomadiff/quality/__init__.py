@@ -1,0 +1,1 @@
+"""How close pictures are to each other."""

@@ -1,0 +1,207 @@
+"""The embedded models draw, offline, and merging leaves their pictures what they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import tomadiff
+from tomadiff.demo.data import PROMPTS, load_emoji
+from tomadiff.demo.embedded import EMBEDDED, FOLDER, load_embedded
+from tomadiff.demo.evaluate import draw, nearest
+from tomadiff.demo.pipelines import EmojiPipeline
+from tomadiff.generate import Request, load, save
+from tomadiff.generate import draw as draw_request
+from tomadiff.quality.metrics import psnr
+
+SAMPLE = PROMPTS[::6]
+# mean PSNR to the dense pictures that merging half of the tokens must keep, on the sample
+KEPT_PSNR = {"emoji-unet": 20.0, "emoji-flux": 14.0}
+
+
+@pytest.fixture(scope="module", params=EMBEDDED)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pipe(name: str) -> EmojiPipeline:
+    pipe = load_embedded(name)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def dense(pipe: EmojiPipeline) -> torch.Tensor:
+    torch.set_num_threads(2)
+    return draw(pipe, list(SAMPLE), steps=20, seed=0)
+
+
+def test_models_are_small_and_saved_in_half_precision(name: str) -> None:
+    files = [path for path in (FOLDER / name.removeprefix("emoji-")).rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 12e6
+    assert (FOLDER / name.removeprefix("emoji-") / "model_index.json") in files
+
+
+def test_pictures_are_nearest_to_their_own_emoji(dense: torch.Tensor) -> None:
+    found = [PROMPTS[i] for i in nearest(dense, load_emoji() / 2 + 0.5)]
+    right = sum(a == b for a, b in zip(found, SAMPLE))
+    assert right >= 0.95 * len(SAMPLE), dict(zip(SAMPLE, found))
+
+
+def test_merging_half_of_the_tokens_keeps_the_pictures(
+    name: str, pipe: EmojiPipeline, dense: torch.Tensor
+) -> None:
+    with tomadiff.merged(pipe, ratio=0.5):
+        merged = draw(pipe, list(SAMPLE), steps=20, seed=0)
+        finest = max(tomadiff.report(pipe).sites, key=lambda site: site.tokens)
+    assert (finest.tokens, finest.kept) == (1024, 512)
+    assert psnr(dense, merged).mean() > KEPT_PSNR[name]
+
+
+def test_a_prompt_is_read_word_by_word(pipe: EmojiPipeline) -> None:
+    def picture(prompt: str) -> np.ndarray:
+        return np.asarray(draw_request(pipe, Request(prompt, seed=3, steps=2))[0])
+
+    assert (picture("hot dog") == picture("A hot dog!")).all()
+    assert (picture("hot dog") != picture("dog")).any()
+
+
+def test_an_unknown_word_is_an_error_with_near_ones(pipe: EmojiPipeline) -> None:
+    with pytest.raises(ValueError, match="pizza"):
+        pipe("a piza")
+
+
+def test_other_sizes_and_dtypes_work(name: str) -> None:
+    pipe = load(name, dtype="fp16")
+    pipe.set_progress_bar_config(disable=True)
+    tomadiff.apply(pipe, ratio=0.5)
+    picture, _ = draw_request(pipe, Request("fox", steps=2, size=(48, 80)))
+    assert picture.size == (80, 48)
+
+
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
+    class Broken:
+        def save(self, path: Path, *args, **kwargs) -> None:
+            path.write_bytes(b"half")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        save(Broken(), tmp_path / "out.png", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- the command ------------------------------------------------------------------------------------------
+
+
+def tomadiff_command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tomadiff.cli", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_generate_writes_a_picture_with_its_settings_inside(tmp_path: Path) -> None:
+    done = tomadiff_command(
+        "generate", "hot dog", "--steps", "3", "--seed", "1", "-o", "x.png", folder=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    with Image.open(tmp_path / "x.png") as picture:
+        assert picture.size == (64, 64)
+        settings = json.loads(picture.text["tomadiff"])
+    assert settings["prompt"] == "hot dog" and settings["seed"] == 1
+    assert settings["tomadiff"]["ratio"] == 0.5
+
+
+def test_generate_compares_and_numbers_pictures(tmp_path: Path) -> None:
+    done = tomadiff_command(
+        *("generate", "fox", "--steps", "2", "--compare", "--num-images", "2", "--ratio", "0.75"),
+        *("--model", "emoji-flux", "--dense-steps", "1", "--shift", "-o", "fox.png"),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fox-1.png", "fox-2.png"]
+    assert done.stdout.count("dense") == 2
+    with Image.open(tmp_path / "fox-1.png") as picture:
+        assert picture.size[0] > 128
+
+
+def test_merge_map_draws_first_middle_and_last_step(tmp_path: Path) -> None:
+    done = tomadiff_command("merge-map", "pizza", "--steps", "5", "-o", "map.png", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with Image.open(tmp_path / "map.png") as picture:
+        assert picture.size[0] > 3 * 512
+
+
+def test_a_saved_folder_is_a_model_too(tmp_path: Path) -> None:
+    from pipelines import make
+
+    make("sd1").save_pretrained(tmp_path / "pipe")
+    done = tomadiff_command("generate", "x", "--model", "pipe", folder=tmp_path)
+    assert done.returncode == 2, "a pipeline without its text encoder can't be loaded by name alone"
+    assert "can't load 'pipe'" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["generate", "hot dog", "--model", "no/such-model"], "can't load 'no/such-model'"),
+        (["generate", "hot dog", "--ratio", "1.5"], "below 1"),
+        (["generate", "hot dog", "--size", "63", "64"], "multiples"),
+        (["generate", "hot dog", "-o", "missing/x.png"], "can't write"),
+        (["generate", "hot dog", "-o", "x.jpg"], "must be a .png"),
+        (["generate", "hto dgo"], "hot"),
+        (["generate", "hot dog", "--num-images", "0"], "at least 1"),
+        (["generate", "hot dog", "--steps", "0"], "steps"),
+        (["merge-map", "hot dog", "--regions", "stripe"], "tile"),
+        (["demo", "--prompts", "hto"], "hot"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_input_gets_one_clear_line_and_code_2(arguments: list[str], says: str, tmp_path: Path) -> None:
+    done = tomadiff_command(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_interrupting_keeps_finished_pictures_and_no_half_ones(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tomadiff.cli", "generate", "fox", "--steps", "6", "--num-images", "200"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("out-*.png")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in errors
+    finished = list(tmp_path.iterdir())
+    assert finished and all(path.name.startswith("out-") for path in finished)
+    for path in finished:
+        Image.open(path).load()
+
+
+def test_the_demo_writes_its_pictures(tmp_path: Path) -> None:
+    done = tomadiff_command("demo", "--steps", "3", "--prompts", "fox", "--out", "here", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {f"{name}{suffix}.png" for name in EMBEDDED for suffix in ("", "-merge-map")}
+    assert {path.name for path in (tmp_path / "here").iterdir()} == names
+    assert "speed-up" in done.stdout and "SSIM" in done.stdout

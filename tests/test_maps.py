@@ -1,0 +1,86 @@
+"""What is drawn is what was done."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+from pipelines import denoiser, draw, make
+
+import tomadiff
+from tomadiff.maps import MergeMap, Recorder
+from tomadiff.viz import contact_sheet, merge_map
+
+
+def test_the_map_of_a_step_is_the_plan_that_was_used_in_it(pipe: DiffusionPipeline) -> None:
+    """The plan is caught where it is used: at the merge of the first site."""
+    tomadiff.apply(pipe, ratio=0.5, refresh_destinations=1, refresh_weights=1)
+    patch = denoiser(pipe)._tomadiff
+    used = []
+    make_plan = patch.plan
+    patch.plan = lambda hook, *rest: used.append((hook, make_plan(hook, *rest))) or used[-1][1]
+    recorder = Recorder(pipe, steps=[0, 2])
+    draw(pipe, size=(144, 96), steps=3, guidance=1.0, callback_on_step_end=recorder)
+    assert [mapped.step for mapped in recorder.maps] == [0, 2]
+    finest = max(hook.tokens for hook, _ in used)
+    plans = [
+        kept.plan for hook, kept in used if hook.tokens == finest and hook.site.kind == used[0][0].site.kind
+    ]
+    per_step = len(plans) // 3
+    for mapped, plan in zip(recorder.maps, (plans[0], plans[2 * per_step])):
+        assert torch.equal(mapped.destinations, plan.destinations[-1])
+        assert math.prod(mapped.grid) == finest == len(mapped.owners)
+        check_owners(mapped, plan)
+
+
+def check_owners(mapped: MergeMap, plan) -> None:
+    """Merging pictures of single tokens, one at a time, must put them where the map says."""
+    for token in range(0, len(mapped.owners), 7):
+        x = torch.zeros(len(plan.destinations), len(mapped.owners), 1)
+        x[:, token] = 1
+        weights = plan.merge(plan.regions.arrange(x))[-1, :, 0] * plan.log_sizes()[-1].exp()
+        assert plan.destinations[-1, weights.argmax()] == mapped.owners[token]
+    own = mapped.owners[mapped.destinations]
+    assert (own == mapped.destinations).float().mean() > 0.9, "destinations stay what they are, twins aside"
+
+
+def test_dense_steps_have_no_map() -> None:
+    pipe = tomadiff.apply(make("sd1"), ratio=0.5, dense_steps=2)
+    recorder = Recorder(pipe, steps=range(4))
+    draw(pipe, steps=4, callback_on_step_end=recorder)
+    assert [mapped.step for mapped in recorder.maps] == [2, 3]
+
+
+def test_maps_need_merging_and_a_grid() -> None:
+    pipe = make("sd1")
+    with pytest.raises(ValueError, match=r"tomadiff\.apply"):
+        Recorder(pipe, [0])
+    with pytest.raises(ValueError, match="tile"):
+        Recorder(tomadiff.apply(pipe, regions="stripe"), [0])
+
+
+def test_a_map_is_drawn_with_one_colour_for_each_group() -> None:
+    owners = torch.tensor([0, 0, 3, 3, 0, 0, 3, 7])
+    mapped = MergeMap(0, "block", (2, 4), torch.tensor([0, 3, 7]), owners, torch.zeros(8, dtype=torch.long))
+    pixels = np.zeros((2, 4, 3), dtype=np.uint8)
+    pixels[:, :2], pixels[:, 2:], pixels[1, 3] = (200, 0, 0), (0, 200, 0), (0, 0, 200)
+    drawn = np.asarray(merge_map(Image.fromarray(pixels), mapped, side=400))
+    assert drawn.shape == (200, 400, 3)
+    corner = {token: tuple(drawn[token // 4 * 100 + 20, token % 4 * 100 + 20]) for token in range(8)}
+    assert {corner[t] for t in (0, 1, 4, 5)} == {(200, 0, 0)}
+    assert {corner[t] for t in (2, 3, 6)} == {(0, 200, 0)}
+    assert corner[7] == (0, 0, 200)
+    assert tuple(drawn[50, 50]) == (255, 255, 255), "a dot on a destination"
+    assert tuple(drawn[50, 150]) != (255, 255, 255), "none elsewhere"
+
+
+def test_a_contact_sheet_holds_every_picture_whole() -> None:
+    rows = [[Image.new("RGB", (30, 20), (10 * r, 100, 10 * c)) for c in range(3)] for r in range(2)]
+    sheet = np.asarray(contact_sheet(rows, ["one", "two", "three"], ["first", "second"]))
+    for r in range(2):
+        for c in range(3):
+            assert (sheet == (10 * r, 100, 10 * c)).all(-1).sum() == 600
