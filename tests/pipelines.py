@@ -95,7 +95,7 @@ def sd3() -> StableDiffusion3Pipeline:
         caption_projection_dim=32,
         pooled_projection_dim=WIDTH,
         out_channels=8,
-        pos_embed_max_size=64,
+        pos_embed_max_size=128,
         dual_attention_layers=(0,),
         qk_norm="rms_norm",
     )
@@ -183,3 +183,21 @@ def draw(
     }
     call = {key: value.to(dtype) if isinstance(value, Tensor) else value for key, value in call.items()}
     return pipe(**{**call, **more}).images
+
+
+def bare_call(model: torch.nn.Module) -> dict[str, Any]:
+    """Arguments for a model alone, on 8 x 8 tokens (16 x 16 at the finest level of a UNet)."""
+    embeds, pooled = text(0)
+    generator = torch.Generator().manual_seed(1)
+    call = {"encoder_hidden_states": embeds, "timestep": torch.tensor([500.0]), "return_dict": False}
+    if type(model).__name__ == "UNet2DConditionModel":
+        added = {"text_embeds": pooled, "time_ids": torch.ones(1, 6)}
+        return call | {"sample": torch.randn(1, 4, 16, 16, generator=generator), "added_cond_kwargs": added}
+    call["pooled_projections"] = pooled
+    if type(model).__name__ == "SD3Transformer2DModel":
+        return call | {"hidden_states": torch.randn(1, 8, 16, 16, generator=generator)}
+    rows, columns = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
+    ids = torch.stack([torch.zeros(64), rows.flatten(), columns.flatten()], dim=-1)
+    noise = torch.randn(1, 64, 16, generator=generator)
+    call |= {"hidden_states": noise, "img_ids": ids, "txt_ids": torch.zeros(7, 3)}
+    return call | {"timestep": torch.tensor([0.5])}  # Flux counts from 0 to 1

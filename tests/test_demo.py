@@ -20,8 +20,9 @@ from tomadiff.demo.data import PROMPTS, load_emoji
 from tomadiff.demo.embedded import EMBEDDED, FOLDER, load_embedded
 from tomadiff.demo.evaluate import draw, nearest
 from tomadiff.demo.pipelines import EmojiPipeline
-from tomadiff.generate import Request, load, save
+from tomadiff.generate import Request, save
 from tomadiff.generate import draw as draw_request
+from tomadiff.load import load
 from tomadiff.quality.metrics import psnr
 
 SAMPLE = PROMPTS[::6]

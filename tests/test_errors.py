@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DConditionModel, UNet2DModel
-from pipelines import denoiser, draw, make, text
+from pipelines import bare_call, denoiser, draw, make, text
 
 import tomadiff
 from tomadiff.errors import ConfigError, NotPatchedError, UnsupportedModelError
@@ -23,6 +23,8 @@ from tomadiff.errors import ConfigError, NotPatchedError, UnsupportedModelError
         ({"ratio": True}, "share of tokens"),
         ({"ratio": {"block": 1.5}}, "below 1"),
         ({"ratio": {}}, "names no part"),
+        ({"ratio": 0.01}, "removes nothing"),
+        ({"ratio": 0.2, "region_size": 2}, "removes nothing"),
         ({"ratio": {"block": 0.5, 2: 0.5}}, "one sort"),
         ({"ratio": {"blocks": 0.5}}, "it has 1, 2, 'block'"),
         ({"ratio": {16: 0.5}}, "it has 1, 2, 'block'"),
@@ -38,6 +40,7 @@ from tomadiff.errors import ConfigError, NotPatchedError, UnsupportedModelError
         ({"region_size": 8.0}, "whole number"),
         ({"scale": 0}, "positive"),
         ({"modules": ()}, "one or more"),
+        ({"modules": 5}, "one or more"),
         ({"modules": ("self", "attention"), "where": "module"}, "'self', 'cross', 'mlp'"),
         ({"modules": ("self",)}, 'needs where="module"'),
         ({"refresh_destinations": 7, "refresh_weights": 5}, "multiple"),
@@ -65,6 +68,8 @@ def test_settings_that_look_contradictory_but_are_not() -> None:
     tomadiff.Config(regions="global", assign="region")
     tomadiff.Config(regions="global", assign="global")
     tomadiff.Config(refresh_destinations=5, refresh_weights=5)
+    tomadiff.Config(modules=("mlp", "cross", "self"))
+    tomadiff.Config(ratio=0.01, regions="global")
 
 
 def test_config_is_frozen_and_keeps_a_copy() -> None:
@@ -137,6 +142,40 @@ def test_a_mask_over_image_tokens_is_refused() -> None:
     unet = tomadiff.apply(make("sd1").unet, ratio=0.5)
     with pytest.raises(ConfigError, match="attention_mask"), torch.no_grad():
         unet(torch.randn(1, 4, 16, 16), 500, text(0)[0], attention_mask=torch.ones(1, 256))
+
+
+def test_an_ip_adapters_mask_is_refused() -> None:
+    """diffusers would lay it over merged tokens as if they were a smaller picture."""
+    for where in ("block", "module"):
+        unet = tomadiff.apply(make("sd1").unet, ratio=0.5, where=where)
+        masks = {"ip_adapter_masks": [torch.ones(1, 1, 16, 16)]}
+        with pytest.raises(ConfigError, match="ip_adapter_masks"), torch.no_grad():
+            unet(torch.randn(1, 4, 16, 16), 500, text(0)[0], cross_attention_kwargs=masks)
+
+
+def test_gradient_checkpointing_is_refused(pipe: DiffusionPipeline) -> None:
+    """It would run blocks again with the plans of a later call."""
+    model = tomadiff.apply(denoiser(pipe), ratio=0.5).train()
+    model.enable_gradient_checkpointing()
+    with pytest.raises(ConfigError, match="checkpointing"):
+        model(**bare_call(model))
+
+
+def test_weighing_keys_is_refused_where_blocks_attend_to_text_alone() -> None:
+    unet = make("sd1").unet
+    for module in unet.modules():
+        if type(module).__name__ == "BasicTransformerBlock":
+            module.only_cross_attention = True
+    with pytest.raises(ConfigError, match="text alone"):
+        tomadiff.apply(unet, weigh_keys=True)
+
+
+def test_a_block_that_is_left_out_of_its_run_is_an_error() -> None:
+    model = tomadiff.apply(denoiser(make("flux")), ratio=0.5)
+    last = model.transformer_blocks[-1]
+    last.forward = lambda hidden_states, encoder_hidden_states, **_: (encoder_hidden_states, hidden_states)
+    with pytest.raises(UnsupportedModelError, match="left out"), torch.no_grad():
+        model(**bare_call(model))
 
 
 def test_tokens_that_are_no_grid_are_refused_unless_stripes_do() -> None:

@@ -9,14 +9,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DiffusionPipeline,
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    FirstBlockCacheConfig,
+    HeunDiscreteScheduler,
+    LCMScheduler,
+    PNDMScheduler,
+    StableDiffusionImg2ImgPipeline,
+    UniPCMultistepScheduler,
+)
 from diffusers.models.attention import FeedForward
-from pipelines import denoiser, draw, make, text
+from pipelines import bare_call, denoiser, draw, make, text
 from torch import Tensor, nn
 
 import tomadiff
+from tomadiff.hook import Run
 
 PLACES = [{"where": "block"}, {"where": "module"}, {"where": "span"}]
 
@@ -369,6 +383,85 @@ def test_controlnet_residuals_reach_the_whole_tokens() -> None:
         assert distance(blocks, without) > 1e-3
 
 
+def test_runs_of_blocks_equal_blocks_one_by_one(name: str) -> None:
+    """Tokens stay arranged by regions from block to block; on ragged grids too, that must change nothing."""
+    for settings in ({}, {"shift": True, "share": "block"}, {"assign": "global"}, {"regions": "stripe"}):
+        pipe = tomadiff.apply(make(name), ratio=0.4, refresh_destinations=1, refresh_weights=1, **settings)
+        size = (176, 272)
+        runs = draw(pipe, seeds=(0, 1), size=size)
+        for hook in denoiser(pipe)._tomadiff.sites:
+            hook.run = Run([hook])
+        assert torch.equal(draw(pipe, seeds=(0, 1), size=size), runs)
+
+
+def test_offloading_does_not_lose_the_count_of_generations() -> None:
+    """Offload hooks replace the model's forward when they go on, and again at the end of every generation."""
+    pipe = make("sd1")
+    fresh = draw(tomadiff.apply(make("sd1"), ratio=0.5), seeds=(1,))
+    for order in ("before", "after"):
+        hook = accelerate.hooks.CpuOffload("cpu")
+        if order == "before":
+            accelerate.hooks.add_hook_to_module(pipe.unet, hook)
+        tomadiff.apply(pipe, ratio=0.5)
+        if order == "after":
+            accelerate.hooks.add_hook_to_module(pipe.unet, hook)
+        draw(pipe)
+        accelerate.hooks.remove_hook_from_module(pipe.unet)
+        assert torch.equal(draw(pipe, seeds=(1,)), fresh)
+        assert tomadiff.report(pipe).generations == 2
+        tomadiff.remove(pipe)
+
+
+def test_a_cache_that_skips_blocks_finds_tokens_in_their_order() -> None:
+    """Also with runs of blocks, whose middle blocks hand on tokens in another order."""
+    results = []
+    for runs in (True, False):
+        model = denoiser(make("flux"))
+        model.enable_cache(FirstBlockCacheConfig(threshold=1e9))  # always skip, after the first step
+        tomadiff.apply(model, ratio=0.5)
+        if not runs:
+            for hook in model._tomadiff.sites:
+                hook.run = Run([hook])
+        call = bare_call(model)
+        with torch.no_grad(), model.cache_context("cond"):
+            results += [model(**call)[0], model(**call | {"timestep": torch.tensor([0.4])})[0]]
+    assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
+    assert distance(results[0], results[1]) > 0
+
+
+def test_a_pipeline_that_shares_the_model_counts_its_own_steps() -> None:
+    pipe = tomadiff.apply(make("sd1"), ratio=0.5, dense_steps=0.5)
+    draw(pipe, steps=8)
+    second = StableDiffusionImg2ImgPipeline(**pipe.components, requires_safety_checker=False)
+    second.set_progress_bar_config(disable=True)
+    tomadiff.apply(second, ratio=0.5, dense_steps=0.5)
+    embeds = {"prompt_embeds": text(0)[0], "negative_prompt_embeds": text(1)[0]}
+    second(
+        image=torch.rand(1, 3, 128, 128), strength=0.5, num_inference_steps=8, output_type="latent", **embeds
+    )
+    site = tomadiff.report(second).sites[0]
+    assert (site.calls, site.dense_calls) == (4, 2), "four of eight steps are done, and half of them dense"
+
+
+SCHEDULERS = [
+    *(DDIMScheduler, DDPMScheduler, PNDMScheduler, LCMScheduler, HeunDiscreteScheduler),
+    *(DPMSolverMultistepScheduler, UniPCMultistepScheduler, EulerAncestralDiscreteScheduler),
+]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda cls: cls.__name__)
+def test_every_scheduler_makes_one_generation_a_call_with_plans_on_schedule(scheduler: type) -> None:
+    pipe = tomadiff.apply(make("sd1"), ratio=0.5, refresh_destinations=2, refresh_weights=2)
+    # as Stable Diffusion's own configuration has it
+    pipe.scheduler = PNDMScheduler(skip_prk_steps=True) if scheduler is PNDMScheduler else scheduler()
+    for count in (1, 2):
+        draw(pipe, steps=4, generator=torch.Generator().manual_seed(0))
+        assert tomadiff.report(pipe).generations == count
+        # Heun evaluates the model twice in every step but one, PNDM in one
+        assert denoiser(pipe)._tomadiff.clock.step in (3, 4, 6)
+        assert len(denoiser(pipe)._tomadiff.plans) <= 4, "plans don't pile up"
+
+
 def test_skipped_layers_do_not_leave_a_span_open() -> None:
     """SD3's skip-layer guidance leaves out blocks, the first or last of a span among them."""
     model = denoiser(make("sd3"))
@@ -376,24 +469,6 @@ def test_skipped_layers_do_not_leave_a_span_open() -> None:
     with torch.no_grad():
         for skipped in ([0], [2], [0, 1, 2]):
             assert model(**bare_call(model), skip_layers=skipped)[0].shape == (1, 8, 16, 16)
-
-
-def bare_call(model: nn.Module) -> dict[str, Any]:
-    """Arguments for a model alone, on 8 x 8 tokens (16 x 16 at the finest level of a UNet)."""
-    embeds, pooled = text(0)
-    generator = torch.Generator().manual_seed(1)
-    call = {"encoder_hidden_states": embeds, "timestep": torch.tensor([500.0]), "return_dict": False}
-    if type(model).__name__ == "UNet2DConditionModel":
-        added = {"text_embeds": pooled, "time_ids": torch.ones(1, 6)}
-        return call | {"sample": torch.randn(1, 4, 16, 16, generator=generator), "added_cond_kwargs": added}
-    call["pooled_projections"] = pooled
-    if type(model).__name__ == "SD3Transformer2DModel":
-        return call | {"hidden_states": torch.randn(1, 8, 16, 16, generator=generator)}
-    rows, columns = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
-    ids = torch.stack([torch.zeros(64), rows.flatten(), columns.flatten()], dim=-1)
-    noise = torch.randn(1, 64, 16, generator=generator)
-    call |= {"hidden_states": noise, "img_ids": ids, "txt_ids": torch.zeros(7, 3)}
-    return call | {"timestep": torch.tensor([0.5])}  # Flux counts from 0 to 1
 
 
 def test_deepcopy_of_a_patched_pipeline_is_patched_and_independent(pipe: DiffusionPipeline) -> None:
@@ -459,13 +534,10 @@ def test_autocast_does_not_touch_the_precision_of_plans_and_residuals(name: str)
     assert float((half.float() - full).norm() / full.norm()) < 0.1
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradients_flow_through_merged_blocks(name: str, checkpointing: bool) -> None:
-    model = denoiser(make(name))
-    tomadiff.apply(model, ratio=0.5, where="span")
-    if checkpointing:
-        model.enable_gradient_checkpointing()
-    model.train()
+@pytest.mark.parametrize("settings", PLACES, ids=str)
+def test_gradients_flow_through_merged_blocks(name: str, settings: dict[str, Any]) -> None:
+    model = denoiser(make(name)).train()
+    tomadiff.apply(model, ratio=0.5, **settings)
     model(**bare_call(model))[0].square().mean().backward()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     assert len(gradients) > 20 and all(g.isfinite().all() for g in gradients)

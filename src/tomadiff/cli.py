@@ -12,7 +12,8 @@ from tomadiff.bench import speed
 from tomadiff.config import CHOICES, PRESETS
 from tomadiff.demo import show
 from tomadiff.demo.embedded import EMBEDDED
-from tomadiff.generate import DTYPES, Request, check_writable, draw, load, save
+from tomadiff.generate import Request, check_writable, draw, save
+from tomadiff.load import DTYPES, load
 from tomadiff.maps import Recorder
 from tomadiff.viz import beside, merge_map
 
@@ -102,7 +103,6 @@ def generate(args: argparse.Namespace) -> None:
         outputs = [args.output.with_stem(f"{args.output.stem}-{n}") for n in range(1, args.num_images + 1)]
     pipe, first = prepare(args)
     if args.compare:
-        tomadiff.remove(pipe)
         draw(pipe, Request(first.prompt, steps=1, size=first.size))  # whoever goes first pays for warming up
     for number, output in enumerate(outputs):
         request = Request(first.prompt, args.seed + number, first.steps, first.size, first.guidance)
@@ -126,21 +126,15 @@ def generate(args: argparse.Namespace) -> None:
 def map_merges(args: argparse.Namespace) -> None:
     """Draw which tokens are destinations and which went to them, over the finished picture."""
     pipe, request = prepare(args)
-    last: list[int] = []
-    steps = args.at
-
-    def note(pipe: Any, step: int, timestep: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        last.append(step)
-        return recorder(pipe, step, timestep, inputs)
-
-    recorder = Recorder(pipe, steps if steps is not None else range(10_000))
-    picture, _ = draw(pipe, request, callback_on_step_end=note)
+    tomadiff.apply(pipe, preset=args.preset, **chosen(args))
+    recorder = Recorder(pipe, args.at)
+    picture, _ = draw(pipe, request, callback_on_step_end=recorder)
     maps = recorder.maps
-    if steps is None and maps:
-        maps = [maps[0], maps[len(maps) // 2], maps[-1]]
     if not maps:
-        raise ValueError(f"no merged step to draw among {len(last)}: see --at and --dense-steps")
-    labels = [f"step {mapped.step + 1} of {len(last)}, {mapped.kind}" for mapped in maps]
+        raise ValueError(f"none of the {recorder.seen} steps to draw is merged: see --at and --dense-steps")
+    if args.at is None:
+        maps = [maps[0], maps[len(maps) // 2], maps[-1]]
+    labels = [f"step {mapped.step + 1} of {recorder.seen}, {mapped.kind}" for mapped in maps]
     settings = {"prompt": request.prompt, "seed": request.seed, "tomadiff": tomadiff.report(pipe).settings}
     save(beside([merge_map(picture, mapped) for mapped in maps], labels), args.output, settings)
     print(args.output)
@@ -152,11 +146,10 @@ def families(args: argparse.Namespace) -> None:
 
 
 def prepare(args: argparse.Namespace) -> tuple[Any, Request]:
-    """The patched pipeline and what to ask of it; mistakes come up before anything long starts."""
+    """The pipeline and what to ask of it; mistakes come up before anything long starts."""
     check_writable(args.output)
-    tomadiff.Config(**{"ratio": args.ratio})
+    tomadiff.Config(ratio=args.ratio)
     pipe = load(args.model, args.device, args.dtype)
-    tomadiff.apply(pipe, preset=args.preset, **chosen(args))
     size = tuple(args.size) if args.size else None
     return pipe, Request(args.prompt, args.seed, args.steps, size, args.guidance)
 

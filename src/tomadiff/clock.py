@@ -21,6 +21,7 @@ class Clock:
 
     def __init__(self, pipeline: Any = None) -> None:
         self.pipeline = None if pipeline is None else weakref.ref(pipeline)
+        self._scheduler: Any = None  # the pipeline's, which other pipelines may share
         self.generation = 0
         self.step = 0
         self.call = 0
@@ -31,7 +32,7 @@ class Clock:
 
     def tick(self, timestep: Tensor | float) -> None:
         """Take note of one call of the model."""
-        scheduler = getattr(self._pipeline(), "scheduler", None)
+        self._scheduler = scheduler = getattr(self._pipeline(), "scheduler", self._scheduler)
         table = getattr(scheduler, "timesteps", None)
         before, now = self._time, _read(timestep, scheduler)
         # under autograd there is no denoising loop: every call is about other images
@@ -50,9 +51,10 @@ class Clock:
         self._time = None
 
     def steps(self) -> int | None:
-        """How many steps this generation has, if a pipeline tells."""
-        pipeline = self._pipeline()
-        return pipeline and (getattr(pipeline, "_num_timesteps", None) or len(pipeline.scheduler.timesteps))
+        """How many steps this generation has, if there is a scheduler to tell; some skip the first ones."""
+        if self._scheduler is None:
+            return None
+        return len(self._scheduler.timesteps) - (getattr(self._scheduler, "begin_index", None) or 0)
 
     def _pipeline(self) -> Any:
         return self.pipeline and self.pipeline()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from .core import kept
 from .errors import ConfigError
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -49,7 +50,7 @@ class Config:
     region_size: int = 8
     assign: str = "region"
     where: str = "block"
-    modules: Iterable[str] = MODULES
+    modules: Collection[str] = MODULES
     scale: float = 1000.0
     unmerge: str = "transpose"
     refresh_destinations: int = 10
@@ -66,7 +67,6 @@ class Config:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} is unknown; choose one of {_listed(choices)}"
                 )
-        self._check_ratio()
         self._check_modules()
         for name, least in (
             ("region_size", 1),
@@ -77,6 +77,7 @@ class Config:
             value = getattr(self, name)
             if not _is_int(value) or value < least:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
+        self._check_ratio()
         for name in ("weigh_keys", "shift"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
@@ -108,25 +109,33 @@ class Config:
         for ratio in self.ratio.values() if by_part else [self.ratio]:
             if not _is_number(ratio) or not 0 <= ratio < 1:
                 raise ConfigError(
-                    f"ratio={ratio!r} must be at least 0 and below 1: it is the share of tokens removed"
+                    f"ratio={ratio!r} must be at least 0 and below 1: the share of tokens removed"
                 )
-        if by_part:
-            if not self.ratio:
+            region = self.region_size**2
+            if ratio > 0 and self.regions != "global" and kept(region, ratio) == region:
                 raise ConfigError(
-                    "ratio={} names no part of the model; give a number, or a ratio by kind or level"
+                    f"ratio={ratio!r} removes nothing from regions of {region} tokens: "
+                    f"raise it to {1 / region:.3g} or more, or raise region_size={self.region_size}"
                 )
-            if not (
-                all(isinstance(key, str) for key in self.ratio) or all(_is_int(key) for key in self.ratio)
-            ):
-                raise ConfigError(
-                    f"ratio={dict(self.ratio)!r} must have keys of one sort, kinds of site or levels"
-                )
-            object.__setattr__(self, "ratio", dict(self.ratio))  # a copy: nobody can change it from outside
+        if not by_part:
+            return
+        if not self.ratio:
+            raise ConfigError(
+                "ratio={} names no part of the model; give a number, or ratios by kind or level"
+            )
+        if len({type(key) for key in self.ratio}) > 1 or not all(
+            isinstance(key, (str, int)) for key in self.ratio
+        ):
+            raise ConfigError(
+                f"ratio={dict(self.ratio)!r} must have keys of one sort, kinds of site or levels"
+            )
+        object.__setattr__(self, "ratio", dict(self.ratio))  # a copy: nobody can change it from outside
 
     def _check_modules(self) -> None:
-        modules = (self.modules,) if isinstance(self.modules, str) else tuple(self.modules)
-        if not modules or set(modules) - set(MODULES):
+        given = [self.modules] if isinstance(self.modules, str) else self.modules
+        if not isinstance(given, Collection) or not given or set(given) - set(MODULES):
             raise ConfigError(f"modules={self.modules!r} must be one or more of {_listed(MODULES)}")
+        modules = tuple(module for module in MODULES if module in given)
         if modules != MODULES and self.where != "module":
             raise ConfigError(
                 f'modules={modules!r} needs where="module"; with where={self.where!r} all are merged'

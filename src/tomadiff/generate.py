@@ -1,4 +1,4 @@
-"""Make pictures with any diffusers pipeline, merged or not, and write them down safely."""
+"""Pictures from any diffusers pipeline, timed, and written down whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from .demo.embedded import EMBEDDED, load_embedded
-
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
 
 @dataclass(frozen=True)
 class Request:
@@ -31,22 +27,6 @@ class Request:
     steps: int | None = None
     size: tuple[int, int] | None = None  # height, width
     guidance: float | None = None
-
-
-def load(model: str, device: str = "cpu", dtype: str = "fp32") -> DiffusionPipeline:
-    """An embedded model by name, or any pipeline by hub id or folder."""
-    if model in EMBEDDED:
-        pipe = load_embedded(model, DTYPES[dtype])
-    else:
-        try:
-            pipe = DiffusionPipeline.from_pretrained(model, torch_dtype=DTYPES[dtype])
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ValueError(
-                f"can't load {model!r}: {reason} (known by name are {', '.join(EMBEDDED)}; "
-                "anything else must be a folder of a pipeline or a hub id that can be reached)"
-            ) from error
-    return pipe.to(device)
 
 
 def draw(pipe: DiffusionPipeline, request: Request, **more: Any) -> tuple[Image.Image, float]:

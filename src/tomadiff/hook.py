@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from diffusers.hooks import HookRegistry, ModelHook
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from .clock import Clock
 from .config import Config
@@ -100,10 +101,15 @@ class Patch:
         self.refreshes = {"destinations": 0, "weights": 0}
         self.seconds = {"plan": 0.0, "merge": 0.0, "unmerge": 0.0, "model": 0.0}
         self.timed = True  # False once it ran on a device whose clock is not ours
+        self.handles: list[RemovableHandle] = []
+        self._parameters = parameter_names(model)
         self._grid: tuple[Any, tuple[int, ...]] = (None, ())
+        self._start = 0.0
 
-    def begin(self, call: Call) -> None:
-        """Before the model runs: see where in a generation this call is, and how the image is laid out."""
+    def before_model(self, model: nn.Module, args: tuple, kwargs: Call) -> None:
+        """See where in a generation this call is, and how the image is laid out."""
+        call = dict(zip(self._parameters, args)) | kwargs
+        self._start = time.perf_counter()
         self.model_calls += 1
         generation = self.clock.generation
         self.clock.tick(call["timestep"])
@@ -113,12 +119,28 @@ class Patch:
         for hook in self.sites:  # an exception may have ended the last call on the way
             hook.run.clear()
         self.dense = self.clock.step < self._dense_steps()
-        self.cut = any(call.get(name) is not None for name in self.family.between_blocks) or _checkpoints(
-            self.model
+        # what acts between blocks, or leaves some out, must find all tokens in their order
+        self.cut = any(call.get(name) is not None for name in self.family.between_blocks) or any(
+            len(hook.place.module._diffusers_hook.hooks) > 1 for hook in self.sites
         )
+        if torch.is_grad_enabled() and any(
+            getattr(m, "gradient_checkpointing", False) for m in model.modules()
+        ):
+            raise ConfigError(
+                "gradient checkpointing runs blocks again when their plans are gone: "
+                "call model.disable_gradient_checkpointing(), or tomadiff.remove first"
+            )
         source = call[self.family.grid_from]
         if self._grid[0] is not source:
             self._grid = (source, self.family.grid(self.model, source))
+
+    def after_model(self, model: nn.Module, args: tuple, output: Any) -> None:
+        self.seconds["model"] += time.perf_counter() - self._start
+        if any(hook.run.kept is not None for hook in self.sites):
+            raise UnsupportedModelError(
+                "a block was left out of its run, so that tokens came back merged or out of order: "
+                'something else skips blocks of this model; use where="module" beside it'
+            )
 
     def plan(self, hook: SiteHook, module: nn.Module, call: Call) -> KeptPlan:
         """The plan for a site in this call: the one at hand, or a new one where that is due."""
@@ -178,9 +200,14 @@ class Patch:
 
     @contextlib.contextmanager
     def overhead(self, on: str, device: torch.device) -> Iterator[None]:
-        """Our own work: booked, and in the precision that we ask for, also under autocast."""
-        with self.spent(on, device), torch.autocast(device.type, enabled=False):
-            yield
+        """Our own work: booked, and in the precision that we ask for, whatever autocast and TF32 say."""
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            with self.spent(on, device), torch.autocast(device.type, enabled=False):
+                yield
+        finally:
+            torch.set_float32_matmul_precision(precision)
 
     def _dense_steps(self) -> int:
         dense = self.config.dense_steps
@@ -202,26 +229,10 @@ class Patch:
             grid = tuple((side + 1) // 2 for side in grid)
         if math.prod(grid) != tokens:
             raise UnsupportedModelError(
-                f"{hook.place.name} got {tokens} tokens, not the {' x '.join(map(str, grid))} of the image "
-                "(there are extra image tokens, or feed-forward chunking is on): "
-                'use regions="stripe", which needs no grid, or where="block"'
+                f"{hook.place.name} got {tokens} tokens, and the image has {' x '.join(map(str, grid))}: "
+                'use regions="stripe", which needs no grid (and turn feed-forward chunking off, if it is on)'
             )
         return grid
-
-
-class ModelCallHook(ModelHook):
-    """Tells the patch about each call of the model."""
-
-    def __init__(self, patch: Patch) -> None:
-        super().__init__()
-        self.patch = patch
-        self.parameters = parameter_names(patch.model)
-
-    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        call = dict(zip(self.parameters, args)) | kwargs
-        self.patch.begin(call)
-        with self.patch.spent("model", call[self.patch.family.grid_from].device):
-            return self.fn_ref.original_forward(*args, **kwargs)
 
 
 class SiteHook(ModelHook):
@@ -263,11 +274,15 @@ class SiteHook(ModelHook):
         self.tokens, self.kept = kept.plan.regions.tokens, call[site.tokens].shape[1]
         if site.rotary is not None and call.get(site.rotary) is not None:
             call[site.rotary] = self.patch.table(kept.plan, call[site.rotary])
-        if site.mask is not None and call.get(site.mask) is not None:
-            raise ConfigError(
-                f"{self.place.name} was called with {site.mask}, a mask over image tokens, which merged ones "
-                "can't have: call the model without it, or tomadiff.remove first"
-            )
+        arguments = (
+            call | (call.get("cross_attention_kwargs") or {}) | (call.get("joint_attention_kwargs") or {})
+        )
+        for mask in (site.mask, "ip_adapter_masks"):
+            if arguments.get(mask) is not None:
+                raise ConfigError(
+                    f"{self.place.name} was called with {mask}, a mask over image tokens, which merged ones "
+                    "can't have: call the model without it, or tomadiff.remove first"
+                )
         if site.weigh_keys is not None and kept.key_bias is not None:
             site.weigh_keys(call, kept.key_bias)
 
@@ -297,13 +312,6 @@ def join_runs(hooks: list[SiteHook]) -> None:
         hook.run.sites.append(hook)
 
 
-def _checkpoints(model: nn.Module) -> bool:
-    """Gradient checkpointing runs blocks again one by one, last first, which no run can follow."""
-    return torch.is_grad_enabled() and any(
-        getattr(m, "gradient_checkpointing", False) for m in model.modules()
-    )
-
-
 def parameter_names(module: nn.Module) -> list[str]:
     return list(inspect.signature(type(module).forward).parameters)[1:]
 
@@ -324,9 +332,13 @@ def denoiser(target: Any) -> tuple[nn.Module, Any]:
 
 def attach(patch: Patch) -> None:
     """Put the hooks on."""
-    register(patch.model, ModelCallHook(patch))
     for hook in patch.sites:
-        register(hook.place.module, hook)
+        HookRegistry.check_if_exists_or_initialize(hook.place.module).register_hook(hook, HOOK)
+    # the model itself is watched by torch's hooks: offloading replaces its forward after every generation
+    patch.handles = [
+        patch.model.register_forward_pre_hook(patch.before_model, with_kwargs=True),
+        patch.model.register_forward_hook(patch.after_model),
+    ]
     setattr(patch.model, PATCH, patch)
     # hooks hold on to the very modules they are on, so a copy has to be made without them
     patch.model.__deepcopy__ = functools.partial(_copy, patch)
@@ -334,17 +346,15 @@ def attach(patch: Patch) -> None:
 
 def detach(patch: Patch) -> None:
     """Take the hooks off and leave nothing behind."""
-    for module in (patch.model, *(hook.place.module for hook in patch.sites)):
-        unregister(module)
+    for handle in patch.handles:
+        handle.remove()
+    for hook in patch.sites:
+        _unregister(hook.place.module)
     delattr(patch.model, PATCH)
     del patch.model.__deepcopy__
 
 
-def register(module: nn.Module, hook: ModelHook) -> None:
-    HookRegistry.check_if_exists_or_initialize(module).register_hook(hook, HOOK)
-
-
-def unregister(module: nn.Module) -> None:
+def _unregister(module: nn.Module) -> None:
     registry: HookRegistry = module._diffusers_hook
     registry.remove_hook(HOOK, recurse=False)
     if not registry.hooks:

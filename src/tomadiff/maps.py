@@ -27,19 +27,21 @@ class MergeMap:
 
 
 class Recorder:
-    """Keeps the merge maps of chosen steps. Hand it to a pipeline as `callback_on_step_end`."""
+    """Keeps the merge maps of chosen steps, or of all. Hand it to a pipeline as `callback_on_step_end`."""
 
-    def __init__(self, target: Any, steps: Iterable[int], sample: int = -1) -> None:
+    def __init__(self, target: Any, steps: Iterable[int] | None = None, sample: int = -1) -> None:
         self.patch: hook.Patch | None = getattr(hook.denoiser(target)[0], hook.PATCH, None)
         if self.patch is None:
             raise NotPatchedError("nothing to map: call tomadiff.apply first")
         if self.patch.config.regions != "tile":
             raise ConfigError('a merge map needs a grid of tokens: use regions="tile"')
-        self.steps, self.sample = set(steps), sample
+        self.steps, self.sample = steps if steps is None else set(steps), sample
+        self.seen = 0  # steps
         self.maps: list[MergeMap] = []
 
     def __call__(self, pipe: Any, step: int, timestep: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        if step in self.steps:
+        self.seen += 1
+        if self.steps is None or step in self.steps:
             self.maps += self._current(step)
         return inputs
 
@@ -50,7 +52,10 @@ class Recorder:
         keys = [key for key in self.patch.plans if key.call == 0 and key.shifted == self.patch.shifted()]
         if not keys:
             return []
-        finest = max(keys, key=lambda key: math.prod(key.grid))
+        # guidance may end on the way, which leaves plans of a larger batch behind
+        finest = max(
+            (key for key in keys if key.batch == keys[-1].batch), key=lambda key: math.prod(key.grid)
+        )
         plan = self.patch.plans[finest].plan
         regions = torch.arange(plan.regions.count).repeat_interleave(plan.regions.size).reshape(1, -1, 1)
         return [

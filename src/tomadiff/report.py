@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .config import Config
 from .hook import Patch
 
 
@@ -84,8 +85,10 @@ def make_report(patch: Patch) -> Report:
 
 
 def _changed(settings: dict[str, Any]) -> str:
-    shown = ("ratio", "method", "regions", "assign", "where")
-    return ", ".join(f"{name}={settings[name]}" for name in shown)
+    """The ratio, and what else is not as it is by default."""
+    defaults = Config().to_dict()
+    names = [name for name in settings if name == "ratio" or settings[name] != defaults[name]]
+    return ", ".join(f"{name}={settings[name]}" for name in names)
 
 
 def _table(sites: list[SiteReport]) -> list[str]:

@@ -39,6 +39,8 @@ def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
             # an optional part, like the second attention of some blocks, is None where it is missing
             part = getattr(module, site.path) if site.path else module
             if part is not None:
+                if config.weigh_keys and getattr(module, "only_cross_attention", False):
+                    raise ConfigError(f"weigh_keys=True can't be honoured: {name} attends to the text alone")
                 full_name = f"{name}.{site.path}" if site.path else name
                 places.append(Place(site, part, full_name, level, _ratio(config, site, level)))
     if not blocks:

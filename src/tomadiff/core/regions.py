@@ -75,8 +75,8 @@ class Slots:
 
 
 def kept(tokens: int, ratio: float) -> int:
-    """K = N - floor(N * ratio); the small term keeps 100 * 0.29 from being 28.999..."""
-    return tokens - math.floor(tokens * ratio + 1e-9)
+    """K = N - floor(N * ratio), at least one; the small term keeps 100 * 0.29 from being 28.999..."""
+    return max(1, tokens - math.floor(tokens * ratio + 1e-9))
 
 
 @lru_cache(maxsize=64)

@@ -13,4 +13,4 @@ EMBEDDED: dict[str, type[EmojiPipeline]] = {"emoji-unet": EmojiUNetPipeline, "em
 
 
 def load_embedded(name: str, dtype: torch.dtype = torch.float32) -> EmojiPipeline:
-    return EMBEDDED[name].from_pretrained(FOLDER / name.removeprefix("emoji-"), torch_dtype=dtype)
+    return EMBEDDED[name].from_pretrained(FOLDER / name.removeprefix("emoji-"), dtype=dtype)

@@ -25,7 +25,9 @@ STEPS = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the pictures (default: demo)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo"), help="folder for the pictures (default: demo)"
+    )
     parser.add_argument("--models", nargs="+", choices=list(EMBEDDED), default=list(EMBEDDED))
     parser.add_argument("--prompts", nargs="+", default=list(PROMPTS))
     parser.add_argument("--steps", type=int, default=STEPS)
@@ -92,4 +94,7 @@ def table(pictures: list[list[Image.Image]], seconds: list[list[float]], tokens:
 
 
 def as_tensor(pictures: list[Image.Image]) -> Tensor:
-    return torch.stack([torch.from_numpy(np.array(p.convert("RGB"))) for p in pictures]).permute(0, 3, 1, 2) / 255
+    return (
+        torch.stack([torch.from_numpy(np.array(p.convert("RGB"))) for p in pictures]).permute(0, 3, 1, 2)
+        / 255
+    )

@@ -1,0 +1,65 @@
+"""Text for the embedded models: a word-level vocabulary with a small trained embedding."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+import torch
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.models.modeling_utils import ModelMixin
+from torch import Tensor, nn
+
+IGNORED = {"a", "an", "the", "emoji"}  # so that "a hot dog" is "hot dog"
+
+
+def vocabulary(prompts: tuple[str, ...]) -> list[str]:
+    """The words of `prompts`, sorted."""
+    return sorted({word for prompt in prompts for word in prompt.split()})
+
+
+class WordEncoder(ModelMixin, ConfigMixin):
+    """Prompts -> a sequence for attention, and a pooled embedding to add to the time embedding.
+
+    A word is as many vectors as the sequence is long, and a prompt the sum of its words, so that what belongs where in
+    a picture can be learnt by looking it up. An empty prompt stands for "no text" in guidance.
+    """
+
+    @register_to_config
+    def __init__(self, words: list[str], max_words: int = 8, length: int = 64, dim: int = 128) -> None:
+        super().__init__()
+        self.index = {word: i for i, word in enumerate(words, start=1)}  # 0 is "no word", and stays zero
+        self.sequences = nn.Embedding(len(words) + 1, length * dim, padding_idx=0)
+        self.places = nn.Parameter(0.2 * torch.randn(length, dim))
+        self.norm = nn.LayerNorm(dim)
+        self.pooled = nn.Embedding(len(words) + 1, dim, padding_idx=0)
+        with torch.no_grad():
+            self.sequences.weight.mul_(
+                0.2
+            )  # small next to the steps of the optimiser, so that it is learnt fast
+
+    def tokenize(self, prompts: list[str]) -> Tensor:
+        """[B, max_words] word indices; a `ValueError` names the words the model doesn't know, with near ones."""
+        max_words = self.config.max_words
+        ids = torch.zeros(len(prompts), max_words, dtype=torch.long)
+        for row, prompt in zip(ids, prompts):
+            words = [w for w in re.findall(r"[^\W_]+", prompt.lower()) if w not in IGNORED]
+            if unknown := [w for w in words if w not in self.index]:
+                raise ValueError(self._unknown(prompt, unknown))
+            if len(words) > max_words:
+                raise ValueError(
+                    f"prompt {prompt!r} has {len(words)} words, the model reads at most {max_words}"
+                )
+            row[: len(words)] = torch.tensor([self.index[w] for w in words], dtype=torch.long)
+        return ids.to(self.places.device)
+
+    def _unknown(self, prompt: str, unknown: list[str]) -> str:
+        near = {w: difflib.get_close_matches(w, self.index, n=3, cutoff=0.5) for w in unknown}
+        hints = "; ".join(f"{w!r}" + (f" (near: {', '.join(near[w])})" if near[w] else "") for w in unknown)
+        known = "" if any(near.values()) else f"; known words: {', '.join(self.index)}"
+        return f"prompt {prompt!r} has words that the embedded model doesn't know: {hints}{known}"
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, max_words] -> sequence [B, length, dim], pooled [B, dim]."""
+        sequence = self.sequences(ids).sum(1).unflatten(1, self.places.shape)
+        return self.norm(sequence + self.places), self.pooled(ids).sum(1)
