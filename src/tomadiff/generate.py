@@ -31,6 +31,8 @@ class Request:
 
 def draw(pipe: DiffusionPipeline, request: Request, **more: Any) -> tuple[Image.Image, float]:
     """The picture, and the seconds it took. `more` goes to the pipeline as it is."""
+    if request.steps is not None and request.steps < 1:
+        raise ValueError(f"{request.steps} steps: there must be at least 1")
     wanted = {"num_inference_steps": request.steps, "guidance_scale": request.guidance}
     if request.size is not None:
         wanted |= {"height": request.size[0], "width": request.size[1]}

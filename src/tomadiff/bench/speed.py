@@ -41,6 +41,7 @@ class Contender:
     patch: hook.Patch | None = None
     seconds: list[float] = field(default_factory=list)
     peak: list[int] = field(default_factory=list)  # bytes
+    plan_seconds: float = 0.0  # for all plans of a step
 
 
 def contender(model: nn.Module, ratio: float, name: str) -> Contender:
@@ -79,8 +80,9 @@ def _setting(pair: str) -> tuple[str, Any]:
 
 @torch.no_grad()
 def measure(call: Callable[[int], Any], entries: list[Contender], rounds: int) -> None:
-    """Warm everything up once (plans are made then, if they are made seldom), then go round."""
+    """Warm everything up once, which is when plans are made, then go round."""
     total = (rounds + 1) * len(entries)
+    begin = time.perf_counter()
     for turn in range(rounds + 1):
         for place, entry in enumerate(entries):
             entry.on()
@@ -92,33 +94,14 @@ def measure(call: Callable[[int], Any], entries: list[Contender], rounds: int) -
             if turn:
                 entry.seconds.append(seconds)
                 entry.peak.append(peak())
+            elif entry.patch is not None:
+                entry.plan_seconds = entry.patch.seconds["plan"]
             done = turn * len(entries) + place + 1
+            left = (time.perf_counter() - begin) / done * (total - done) / 60
+            note = "" if turn else " (warm-up)"
             print(
-                f"[{done}/{total}] {entry.name}: {seconds:.2f} s{'' if turn else ' (warm-up)'}",
-                file=sys.stderr,
+                f"[{done}/{total}, {left:.0f} min left] {entry.name}: {seconds:.2f} s{note}", file=sys.stderr
             )
-
-
-@torch.no_grad()
-def planning_seconds(call: Callable[[int], Any], entry: Contender) -> tuple[float, float]:
-    """Seconds to make all plans of a step whole, and to give them new weights only."""
-    patch = entry.patch
-    config = patch.config
-    seconds = []
-    for due, timesteps in (("destinations", [999]), ("weights", [999, 998])):
-        trial = hook.Patch(
-            patch.model,
-            patch.family,
-            type(config)(**{**config.to_dict(), "refresh_destinations": 2, "refresh_weights": 1}),
-        )
-        hook.attach(trial)
-        for timestep in timesteps:
-            before = trial.seconds["plan"]
-            call(timestep)
-        hook.detach(trial)
-        assert trial.refreshes[due]
-        seconds.append(trial.seconds["plan"] - before)
-    return seconds[0], seconds[1]
 
 
 def reset_peak() -> None:
@@ -156,6 +139,7 @@ def results(entries: list[Contender]) -> list[dict[str, Any]]:
                 )
         if entry.patch is not None:
             calls = entry.patch.model_calls
+            row["plan_seconds"] = entry.plan_seconds
             row["merge_seconds"] = entry.patch.seconds["merge"] / calls
             row["unmerge_seconds"] = entry.patch.seconds["unmerge"] / calls
         rows.append(row)
@@ -210,14 +194,22 @@ def run(args: argparse.Namespace) -> int:
     model = models.sdxl()
     call = models.sdxl_call(model, tuple(args.size), args.batch)
     entries = [contender(model, args.ratio, name) for name in args.methods]
-    measure(call, entries, args.rounds)
+    try:
+        measure(call, entries, args.rounds)
+    except KeyboardInterrupt:
+        done = min(len(entry.peak) for entry in entries)
+        if not done:
+            raise
+        print(f"\ninterrupted: {done} of {args.rounds} rounds count", file=sys.stderr)
+        for entry in entries:
+            entry.seconds, entry.peak = entry.seconds[:done], entry.peak[:done]
     rows = results(entries)
     about = {
         "model": "SDXL UNet, random weights, fp32",
         "size": list(args.size),
         "batch": args.batch,
         "ratio": args.ratio,
-        "rounds": args.rounds,
+        "rounds": len(entries[0].seconds),
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -227,22 +219,21 @@ def run(args: argparse.Namespace) -> int:
     print(table(rows))
     for entry, row in zip(entries, rows):
         if entry.patch is not None and entry.patch.config.method == "toma":
-            print(_overhead(call, entry, row))
+            print(overhead(row, entry.patch.config))
     if args.json:
         args.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1))
     return 0
 
 
-def _overhead(call: Callable[[int], Any], entry: Contender, row: dict[str, Any]) -> str:
-    """Planning, merging and unmerging as a share of a step, spread over the refresh schedule."""
-    whole, weights = planning_seconds(call, entry)
-    config = entry.patch.config
-    times_weights = config.refresh_destinations // config.refresh_weights - 1
-    plan = (whole + times_weights * weights) / config.refresh_destinations
-    share = (plan + row["merge_seconds"] + row["unmerge_seconds"]) / row["seconds"]
-    row |= {"plan_seconds": whole, "plan_weights_seconds": weights, "overhead": share}
+def overhead(row: dict[str, Any], config: Config) -> str:
+    """Planning, merging and unmerging as a share of a step, spread over the refresh schedule.
+
+    New weights cost less than a whole plan; here they count as one.
+    """
+    plan = row["plan_seconds"] / config.refresh_weights
+    share = row["overhead"] = (plan + row["merge_seconds"] + row["unmerge_seconds"]) / row["seconds"]
     return (
-        f"{entry.name}: planning {whole:.3f} s every {config.refresh_destinations} steps and {weights:.3f} s "
-        f"for new weights, merging {row['merge_seconds']:.3f} s and unmerging {row['unmerge_seconds']:.3f} s "
-        f"a call: {share:.1%} of a step"
+        f"{row['method']}: planning {row['plan_seconds']:.3f} s every {config.refresh_weights} steps, "
+        f"merging {row['merge_seconds']:.3f} s and unmerging {row['unmerge_seconds']:.3f} s a call: "
+        f"{share:.1%} of a step"
     )
