@@ -1,7 +1,8 @@
 """The emoji the embedded models draw: which, from where, and how they become latents.
 
-`python -m tomadiff.demo.data` fetches the Noto images with `npm pack` and writes them, rendered on white, as the sheet
-`emoji.png` next to this file. Training and evaluation read that sheet, so they need no network.
+`python -m tomadiff.demo.data` fetches the Noto images with `npm pack` and writes them, rendered on white,
+as the sheet `emoji.png` next to this file. Training and evaluation read that sheet, so they need no
+network.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ SHEET = Path(__file__).with_name("emoji.png")
 SIZE = 64  # pixels per side of one emoji
 SHEET_COLUMNS = 8
 
-# Prompt -> `short_name` in the package's emoji.json. Chosen to differ in shape or colour, and to have everyday names.
+# Prompt -> `short_name` in the package's emoji.json. Chosen to differ in shape or colour, and to have
+# everyday names.
 EMOJI = {
     "grapes": "grapes",
     "watermelon": "watermelon",

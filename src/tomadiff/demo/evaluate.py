@@ -1,4 +1,5 @@
-"""Is a model well trained? Draw every prompt, measure which emoji each picture is nearest to, write a contact sheet.
+"""Is a model well trained? Draw every prompt, measure which emoji each picture is nearest to, write a
+contact sheet.
 
 python -m tomadiff.demo.evaluate src/tomadiff/demo/models/unet --sheet unet.png
 """
@@ -17,7 +18,7 @@ from tomadiff.demo.pipelines import EmojiPipeline, load_pipeline
 
 
 def draw(pipe: EmojiPipeline, prompts: list[str], steps: int, seed: int, batch: int = 8) -> Tensor:
-    """One picture per prompt, [B, 3, 64, 64] in [0, 1]; a prompt's noise depends on `seed` and its place alone."""
+    """One picture per prompt, [B, 3, 64, 64] in [0, 1]; its noise depends on `seed` and its place alone."""
     generators = [torch.Generator().manual_seed(1000 * seed + i) for i in range(len(prompts))]
     drawn = [
         pipe(
@@ -37,7 +38,7 @@ def nearest(pictures: Tensor, emoji: Tensor) -> Tensor:
 
 
 def contact_sheet(rows: list[Tensor], columns: int = 12) -> Image.Image:
-    """Each prompt as a column of pictures, one out of each of `rows` [len(PROMPTS), 3, 64, 64], with its name."""
+    """Each prompt as a column of pictures, one of each of `rows` [len(PROMPTS), 3, 64, 64], and its name."""
     cell = len(rows) * SIZE + 14
     sheet = Image.new("RGB", (columns * (SIZE + 8), -(-len(PROMPTS) // columns) * cell), "white")
     pen = ImageDraw.Draw(sheet)

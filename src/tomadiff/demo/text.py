@@ -21,8 +21,9 @@ def vocabulary(prompts: tuple[str, ...]) -> list[str]:
 class WordEncoder(ModelMixin, ConfigMixin):
     """Prompts -> a sequence for attention, and a pooled embedding to add to the time embedding.
 
-    A word is as many vectors as the sequence is long, and a prompt the sum of its words, so that what belongs where in
-    a picture can be learnt by looking it up. An empty prompt stands for "no text" in guidance.
+    A word is as many vectors as the sequence is long, and a prompt the sum of its words, so that what
+    belongs where in a picture can be learnt by looking it up. An empty prompt stands for "no text" in
+    guidance.
     """
 
     @register_to_config
@@ -39,7 +40,7 @@ class WordEncoder(ModelMixin, ConfigMixin):
             )  # small next to the steps of the optimiser, so that it is learnt fast
 
     def tokenize(self, prompts: list[str]) -> Tensor:
-        """[B, max_words] word indices; a `ValueError` names the words the model doesn't know, with near ones."""
+        """[B, max_words] word indices; a `ValueError` names words the model doesn't know, with near ones."""
         max_words = self.config.max_words
         ids = torch.zeros(len(prompts), max_words, dtype=torch.long)
         for row, prompt in zip(ids, prompts):

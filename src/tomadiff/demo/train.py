@@ -1,7 +1,8 @@
 """Train an embedded model: flow matching on the emoji, on one CPU core, resuming from its last checkpoint.
 
-    python -m tomadiff.demo.train flux --out runs/flux --steps 6000
-    python -m tomadiff.demo.train flux --out runs/flux --export src/tomadiff/demo/models/flux
+python -m tomadiff.demo.train unet --out runs/unet --steps 3900 --window-steps 3000 --lr 1.2e-3
+python -m tomadiff.demo.train flux --out runs/flux --steps 2750 --window-steps 2150 --lr 1.5e-3
+python -m tomadiff.demo.train flux --out runs/flux --export src/tomadiff/demo/models/flux
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ WARMUP = 100  # steps
 EMA_DECAY = 0.998
 NO_TEXT = 0.05  # share of samples that lose their prompt, for guidance
 T_MEAN, T_STD = 0.6, 1.3  # of logit(t), noisier than the usual (0, 1): layout is learnt there, and last
-# Most of training is on windows of a quarter of the picture: they cost less than a quarter, since attention is
-# quadratic, and teach what belongs where, since the models are told positions. The rest is on whole pictures.
+# Most of training is on windows of a quarter of the picture: they cost less than a quarter, since attention
+# is quadratic, and teach what belongs where, since the models are told positions. The rest is on whole
+# pictures.
 WINDOW, WINDOW_BATCH = 16, 8
 
 
 def random_window(size: int) -> Window:
-    """A window of the latents, on the UNet's coarse grid; clamping makes the borders as likely as the middle."""
+    """A window of the latents, on the UNet's coarse grid; clamping makes borders as likely as the middle."""
     top, left = (2 * torch.randint(-2, (size - WINDOW) // 2 + 3, (2,))).clamp(0, size - WINDOW).tolist()
     return slice(top, top + WINDOW), slice(left, left + WINDOW)
 
@@ -41,7 +43,9 @@ class Trainer:
         self.steps, self.batch, self.lr, self.step = steps, batch, lr, 0
         self.window_steps = window_steps
         self.pipe: EmojiPipeline = PIPELINES[kind].untrained()
-        self.model = nn.ModuleList(c for c in self.pipe.components.values() if isinstance(c, nn.Module)).train()
+        self.model = nn.ModuleList(
+            c for c in self.pipe.components.values() if isinstance(c, nn.Module)
+        ).train()
         self.model.to(memory_format=torch.channels_last)  # the UNet is 5% faster so on a CPU
         self.latents = to_latents(load_emoji())
         self.ids = self.pipe.text_encoder.tokenize(list(PROMPTS))
@@ -60,10 +64,11 @@ class Trainer:
         """A batch: x_t = (1 - t) x + t noise, t, words, and the velocity noise - x."""
         while len(self.queue) < batch:  # whole shuffled rounds, so that every emoji is seen equally often
             self.queue = torch.cat([self.queue, torch.randperm(len(PROMPTS))])
-        chosen, self.queue = self.queue[: batch], self.queue[batch :]
+        chosen, self.queue = self.queue[:batch], self.queue[batch:]
         x, ids = self.latents[chosen], self.ids[chosen]
         ids = ids * (torch.rand(batch, 1) >= NO_TEXT)
-        # One time out of each quantile of the distribution: with small batches, far less noise in the gradient.
+        # One time out of each quantile of the distribution: with small batches, far less noise in the
+        # gradient.
         quantiles = ((torch.arange(batch) + torch.rand(batch)) / batch).clamp(1e-4, 1 - 1e-4)
         t = torch.sigmoid(T_MEAN + T_STD * torch.special.ndtri(quantiles))
         noise = torch.randn_like(x)
@@ -115,17 +120,23 @@ class Trainer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kind", choices=sorted(PIPELINES))
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--steps", type=int, default=6000, help="length of the decay; may change on resuming")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--window-steps", type=int, default=0, help="train so long on windows, then on pictures")
+    parser.add_argument(
+        "--window-steps", type=int, default=0, help="train so long on windows, then on pictures"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--minutes-per-checkpoint", type=float, default=3)
-    parser.add_argument("--export", type=Path, help="write the checkpoint as a pipeline to this folder; don't train")
+    parser.add_argument(
+        "--export", type=Path, help="write the checkpoint as a pipeline to this folder; don't train"
+    )
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
