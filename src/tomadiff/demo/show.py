@@ -48,6 +48,7 @@ def show(name: str, folder: Path, prompts: list[str], steps: int) -> None:
     draw(pipe, Request(prompts[0], steps=1))  # warm up
     pictures: list[list[Image.Image]] = []
     seconds: list[list[float]] = []
+    kept: dict[float, str] = {}
     for number, request in enumerate(requests, 1):
         print(f"\r{name}: {number}/{len(requests)} {request.prompt:20}", end="", flush=True)
         row = []
@@ -55,10 +56,12 @@ def show(name: str, folder: Path, prompts: list[str], steps: int) -> None:
             with tomadiff.merged(pipe, ratio=ratio):
                 row.append(draw(pipe, request))
                 report = tomadiff.report(pipe)
+                finest = max(report.sites, key=lambda site: site.tokens)
+                kept[ratio] = f"{finest.kept} of {finest.tokens}"
         pictures.append([picture for picture, _ in row])
         seconds.append([took for _, took in row])
     print(f"\r{name} ({report.model}), {steps} steps, {torch.get_num_threads()} threads" + " " * 20)
-    scores = table(pictures, seconds, report.sites[0].tokens)
+    scores = table(pictures, seconds, kept)
     columns = ["dense", *(f"ratio {ratio}" for ratio in RATIOS[1:])]
     captions = [[""] + [f"{value:.1f} dB" for value in row] for row in scores]
     big = [[picture.resize((128, 128), Image.Resampling.NEAREST) for picture in row] for row in pictures]
@@ -75,9 +78,11 @@ def show(name: str, folder: Path, prompts: list[str], steps: int) -> None:
     print(f"  merge map: {folder / name}-merge-map.png")
 
 
-def table(pictures: list[list[Image.Image]], seconds: list[list[float]], tokens: int) -> list[list[float]]:
-    """Print time and fidelity for each ratio; returns PSNR to dense, prompts by ratios."""
-    print("  ratio  s / image  speed-up  PSNR to dense  SSIM")
+def table(
+    pictures: list[list[Image.Image]], seconds: list[list[float]], kept: dict[float, str]
+) -> list[list[float]]:
+    """Print tokens, time and fidelity for each ratio; returns PSNR to dense, prompts by ratios."""
+    print("  ratio  finest tokens  s / image  speed-up  PSNR to dense  SSIM")
     scores = []
     for column, ratio in enumerate(RATIOS):
         took = statistics.median(row[column] for row in seconds)
@@ -89,7 +94,7 @@ def table(pictures: list[list[Image.Image]], seconds: list[list[float]], tokens:
             quality = f"{decibels.mean():10.1f} dB  {structure.mean():.3f}"
         else:
             quality = "             -      -"
-        print(f"  {ratio:5.2f}  {took:9.2f}  {speedup:7.2f}x  {quality}")
+        print(f"  {ratio:5.2f}  {kept[ratio]:>13}  {took:9.2f}  {speedup:7.2f}x  {quality}")
     return [list(row) for row in zip(*scores)]
 
 
