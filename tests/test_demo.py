@@ -19,7 +19,8 @@ import tomadiff
 from tomadiff.demo.data import PROMPTS, load_emoji
 from tomadiff.demo.embedded import EMBEDDED, FOLDER, load_embedded
 from tomadiff.demo.evaluate import draw, nearest
-from tomadiff.demo.pipelines import EmojiPipeline
+from tomadiff.demo.pipelines import PIPELINES, EmojiPipeline
+from tomadiff.demo.train import Trainer
 from tomadiff.generate import Request, save
 from tomadiff.generate import draw as draw_request
 from tomadiff.load import load
@@ -89,6 +90,31 @@ def test_other_sizes_and_dtypes_work(name: str) -> None:
     tomadiff.apply(pipe, ratio=0.5)
     picture, _ = draw_request(pipe, Request("fox", steps=2, size=(48, 80)))
     assert picture.size == (80, 48)
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_training_repeats_from_its_seed_and_resumes_to_the_bit(kind: str, tmp_path: Path) -> None:
+    """Two windowed steps and two whole ones, in one go, and with a checkpoint in the middle."""
+
+    def trainer(seed: int) -> Trainer:
+        return Trainer(kind, steps=4, batch=1, lr=1e-3, seed=seed, window_steps=2)
+
+    def weights(trainer: Trainer) -> torch.Tensor:
+        return torch.cat([p.flatten() for p in trainer.ema])
+
+    straight = trainer(0)
+    for _ in range(4):
+        straight.train_step()
+    broken = trainer(0)
+    for _ in range(2):
+        broken.train_step()
+    broken.save(tmp_path / "state.pt")
+    resumed = trainer(1)
+    resumed.load(tmp_path / "state.pt")
+    for _ in range(2):
+        resumed.train_step()
+    assert torch.equal(weights(straight), weights(resumed))
+    assert not torch.equal(weights(straight), weights(trainer(0)))
 
 
 def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
@@ -161,6 +187,7 @@ def test_a_saved_folder_is_a_model_too(tmp_path: Path) -> None:
     [
         (["generate", "hot dog", "--model", "no/such-model"], "can't load 'no/such-model'"),
         (["generate", "hot dog", "--ratio", "1.5"], "below 1"),
+        (["generate", "hot dog", "--device", "abacus"], "can't use device 'abacus'"),
         (["generate", "hot dog", "--size", "63", "64"], "multiples"),
         (["generate", "hot dog", "-o", "missing/x.png"], "can't write"),
         (["generate", "hot dog", "-o", "x.jpg"], "must be a .png"),

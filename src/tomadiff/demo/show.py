@@ -60,7 +60,7 @@ def show(name: str, folder: Path, prompts: list[str], steps: int) -> None:
                 kept[ratio] = f"{finest.kept} of {finest.tokens}"
         pictures.append([picture for picture, _ in row])
         seconds.append([took for _, took in row])
-    print(f"\r{name} ({report.model}), {steps} steps, {torch.get_num_threads()} threads" + " " * 20)
+    print(f"\r{name} ({report.model}), {steps} steps, {torch.get_num_threads()} threads".ljust(50))
     scores = table(pictures, seconds, kept)
     columns = ["dense", *(f"ratio {ratio}" for ratio in RATIOS[1:])]
     captions = [[""] + [f"{value:.1f} dB" for value in row] for row in scores]
