@@ -21,17 +21,18 @@ def contact_sheet(
     """Pictures of one size in named rows and columns, each with a caption below where there are captions."""
     width, height = rows[0][0].size
     gutter = max(int(font().getlength(name)) for name in names) + 2 * MARGIN
-    cell = (width + MARGIN, height + MARGIN + (LABEL if captions else 0))
+    widest = max(width, *(int(font().getlength(column)) for column in columns))
+    cell = (widest + MARGIN, height + MARGIN + (LABEL if captions else 0))
     size = (gutter + len(columns) * cell[0], 2 * MARGIN + LABEL + len(rows) * cell[1])
     sheet = Image.new("RGB", size, PAPER)
     pen = ImageDraw.Draw(sheet)
     for place, column in enumerate(columns):
-        pen.text((gutter + place * cell[0] + width / 2, MARGIN), column, INK, font(), anchor="ma")
+        pen.text((gutter + place * cell[0] + widest / 2, MARGIN), column, INK, font(), anchor="ma")
     for line, (row, name) in enumerate(zip(rows, names)):
         top = 2 * MARGIN + LABEL + line * cell[1]
         pen.text((gutter - MARGIN, top + height / 2), name, INK, font(), anchor="rm")
         for place, picture in enumerate(row):
-            left = gutter + place * cell[0]
+            left = gutter + place * cell[0] + (widest - width) // 2
             sheet.paste(picture, (left, top))
             if captions:
                 text = captions[line][place]
@@ -63,8 +64,10 @@ def merge_map(picture: Image.Image, mapped: MergeMap, side: int = 512) -> Image.
 
 
 def beside(pictures: list[Image.Image], labels: list[str]) -> Image.Image:
-    """Pictures in a row, each with a label above."""
-    return contact_sheet([pictures], labels, [""])
+    """Pictures in a row, each with a label above; small ones are enlarged, pixel by pixel."""
+    factor = max(1, 256 // pictures[0].width)
+    size = (pictures[0].width * factor, pictures[0].height * factor)
+    return contact_sheet([[p.resize(size, Image.Resampling.NEAREST) for p in pictures]], labels, [""])
 
 
 def font(size: int = LABEL - 2) -> ImageFont.FreeTypeFont:
