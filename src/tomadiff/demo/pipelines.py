@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,7 +45,7 @@ def positions(like: Tensor) -> Tensor:
     return torch.cat([rows, columns]).to(like).expand(len(like), -1, -1, -1)
 
 
-class EmojiPipeline(DiffusionPipeline):
+class EmojiPipeline(DiffusionPipeline, ABC):
     """Flow matching from noise to a picture, for any model that predicts a velocity."""
 
     _callback_tensor_inputs: ClassVar = ["latents"]
@@ -54,11 +55,11 @@ class EmojiPipeline(DiffusionPipeline):
     text_encoder: WordEncoder
     scheduler: FlowMatchEulerDiscreteScheduler
 
+    @abstractmethod
     def velocity(
         self, latents: Tensor, t: Tensor, sequence: Tensor, pooled: Tensor, window: Window = WHOLE
     ) -> Tensor:
         """d latents / dt at times `t` [B], 1 being pure noise; of a window, if that is all the model sees."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def __call__(
