@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tomadiff import Config
-from tomadiff.core import Schedule, cut, facility_location, kept, similarity, slots
+from tomadiff.core import Schedule, cut, destination_rows, facility_location, kept, similarity, slots
 from tomadiff.methods import toma
 
 CPU = torch.device("cpu")
@@ -145,7 +145,7 @@ def test_kept_is_not_fooled_by_binary_fractions() -> None:
 def plan(
     x: Tensor, grid: tuple[int, ...], ratio: float = 0.5, shifted: bool = False, **fields: object
 ) -> toma.Plan:
-    return toma.plan(x, grid, ratio, Config(**fields), shifted)
+    return toma.plan(x, grid, ratio, Config(**fields), shifted=shifted)
 
 
 @settings(max_examples=60, deadline=None)
@@ -275,7 +275,7 @@ def test_each_sample_gets_the_plan_it_would_get_alone() -> None:
 def test_rotary_rows_are_those_of_the_destinations_with_the_text_first() -> None:
     p = plan(features(0, 2, 64, 5), (8, 8))
     table = torch.arange(70.0)[:, None].expand(70, 4)  # 6 rows of text, then a row for each token
-    rows = p.rows(table)
+    rows = destination_rows(p, table)
     assert rows.shape == (2, 6 + 32, 4)
     assert rows[:, :6, 0].tolist() == [[0, 1, 2, 3, 4, 5]] * 2
     assert torch.equal(rows[:, 6:, 0].long() - 6, p.destinations)

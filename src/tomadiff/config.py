@@ -11,62 +11,97 @@ from .core import kept
 from .errors import ConfigError
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "method": ("toma", "ideal"),
+    "method": ("toma", "tome", "tofu", "todo", "ideal"),
     "regions": ("tile", "stripe", "global"),
     "assign": ("region", "global"),
-    "where": ("block", "module", "span"),
+    "where": ("block", "module", "span", "kv"),
     "unmerge": ("transpose", "pinv"),
     "share": ("kind", "block"),
 }
 MODULES = ("self", "cross", "mlp")
+
+# What each method does where nothing else is asked for. A setting that a method has not, it can't honour.
+TOMA: dict[str, Any] = {
+    "ratio": 0.5,
+    "regions": "tile",
+    "region_size": 8,
+    "assign": "region",
+    "where": "block",
+    "modules": MODULES,
+    "scale": 1000.0,
+    "unmerge": "transpose",
+    "refresh_destinations": 10,
+    "refresh_weights": 5,
+    "share": "kind",
+}
+# ToMe and ToFu match anew in every block and step, around self-attention
+MATCHING: dict[str, Any] = {
+    "ratio": 0.5,
+    "where": "module",
+    "modules": ("self",),
+    "refresh_destinations": 1,
+    "refresh_weights": 1,
+    "share": "block",
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "toma": TOMA,
+    "tome": MATCHING,
+    "tofu": MATCHING,
+    "todo": MATCHING | {"ratio": 0.75, "where": "kv", "share": "kind"},
+    "ideal": TOMA,
+}
 
 
 @dataclass(frozen=True)
 class Config:
     """How tokens are merged. `ratio` is the one that matters; the rest trades speed for fidelity.
 
-    ratio: share of tokens removed, 0 <= ratio < 1. Or a mapping, by kind of site ({"self": 0.5, "mlp": 0.25})
-        or by level of a UNet, named by its downsampling ({2: 0.75, 4: 0.25}); what it leaves out stays dense.
-    method: "toma"; "ideal" runs the same sites on the first tokens with no merging at all, a speed limit to
-    measure
-        against, not a way to make pictures.
-    regions: merge within "tile"s, within "stripe"s of the sequence, or "global"ly. region_size: tokens on a
-    tile's side; a stripe is as long as a tile has tokens. assign: a token goes to destinations of its own
-    "region", or "global"ly to any. where: merge around each "block", around each "module" in it, or once
-    around a "span" of consecutive blocks. modules: which of self-attention, cross-attention and MLP, for
-    where="module". scale: sharpness of the assignment; at 1000 nearly all of a token goes to its nearest
-    destination. unmerge: "transpose", or the exact pseudo-inverse "pinv", which pays at small scales.
-    refresh_destinations, refresh_weights: steps between choosing destinations anew, and weights anew.
-    share: one plan for all sites of a "kind" and resolution, or one for each "block" (or module, or span).
-    weigh_keys: let a merged key count as often as the tokens it stands for. dense_steps: leave the first so
-    many steps dense (an int), or this share of all steps (a float below 1). dense_blocks: leave the first
-    so many blocks of each kind dense. shift: on every other step, use a region layout that is shifted by
-    half a region.
+    A setting that is not given, or None, is the method's own; the values below are ToMA's.
+
+    ratio (0.5): share of tokens removed, 0 <= ratio < 1. Or a mapping, by kind of site ({"self": 0.5,
+        "mlp": 0.25}) or by level of a UNet, named by its downsampling ({2: 0.75, 4: 0.25}); what it leaves
+        out stays dense.
+    method: "toma"; "tome", "tofu" and "todo" to compare with; "ideal" runs the same sites on the first tokens
+        with no merging at all, a speed limit to measure against, not a way to make pictures.
+    regions ("tile"): merge within "tile"s, within "stripe"s of the sequence, or "global"ly.
+    region_size (8): tokens on a tile's side; a stripe is as long as a tile has tokens.
+    assign ("region"): a token goes to destinations of its own "region", or "global"ly to any.
+    where ("block"): merge around each "block", around each "module" in it, once around a "span" of
+        consecutive blocks, or only the keys and values of self-attention ("kv").
+    modules (all): which of self-attention, cross-attention and MLP, for where="module".
+    scale (1000): sharpness of the assignment; at 1000 nearly all of a token goes to its nearest destination.
+    unmerge ("transpose"): or the exact pseudo-inverse "pinv", which pays at small scales.
+    refresh_destinations (10), refresh_weights (5): steps between choosing destinations, and weights, anew.
+    share ("kind"): one plan for all sites of a kind and resolution, or one for each "block" (or module, or
+        span).
+    weigh_keys: let a merged key count as often as the tokens it stands for.
+    dense_steps: leave the first so many steps dense (an int), or this share of all steps (a float below 1).
+    dense_blocks: leave the first so many blocks of each kind dense.
+    shift: on every other step, use a layout that is shifted by half a region (half a cell).
     """
 
-    ratio: float | Mapping[str | int, float] = 0.5
+    ratio: float | Mapping[str | int, float] | None = None
     method: str = "toma"
-    regions: str = "tile"
-    region_size: int = 8
-    assign: str = "region"
-    where: str = "block"
-    modules: Collection[str] = MODULES
-    scale: float = 1000.0
-    unmerge: str = "transpose"
-    refresh_destinations: int = 10
-    refresh_weights: int = 5
-    share: str = "kind"
+    regions: str | None = None
+    region_size: int | None = None
+    assign: str | None = None
+    where: str | None = None
+    modules: Collection[str] | None = None
+    scale: float | None = None
+    unmerge: str | None = None
+    refresh_destinations: int | None = None
+    refresh_weights: int | None = None
+    share: str | None = None
     weigh_keys: bool = False
     dense_steps: int | float = 0
     dense_blocks: int = 0
     shift: bool = False
 
     def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is unknown; choose one of {_listed(choices)}"
-                )
+        self._check_choices(["method"])
+        self._take_defaults()
+        own = DEFAULTS[self.method]
+        self._check_choices([name for name in CHOICES if name in own])
         self._check_modules()
         for name, least in (
             ("region_size", 1),
@@ -75,13 +110,13 @@ class Config:
             ("dense_blocks", 0),
         ):
             value = getattr(self, name)
-            if not _is_int(value) or value < least:
+            if (name in own or value is not None) and (not _is_int(value) or value < least):
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
         self._check_ratio()
         for name in ("weigh_keys", "shift"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
-        if not _is_number(self.scale) or not 0 < self.scale < float("inf"):
+        if "scale" in own and (not _is_number(self.scale) or not 0 < self.scale < float("inf")):
             raise ConfigError(
                 f"scale={self.scale!r} must be a positive number; 1000 is close to a hard assignment"
             )
@@ -94,6 +129,30 @@ class Config:
                 f"dense_steps={self.dense_steps!r} must be a number of steps (an int, 0 or more) "
                 "or a share of them (a float, 0 <= share < 1)"
             )
+        self._check_fit()
+
+    def _take_defaults(self) -> None:
+        own = DEFAULTS[self.method]
+        for name in TOMA:
+            if getattr(self, name) is None:
+                # where is settled before modules: a block or a span has all of them
+                whole = name == "modules" and self.where != "module"
+                object.__setattr__(self, name, MODULES if whole else own.get(name))
+            elif name not in own:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} can't be honoured: method={self.method!r} has no such "
+                    f"setting; it has {_listed(own)}"
+                )
+
+    def _check_choices(self, names: Iterable[str]) -> None:
+        for name in names:
+            if getattr(self, name) not in CHOICES[name]:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is unknown; choose one of {_listed(CHOICES[name])}"
+                )
+
+    def _check_fit(self) -> None:
+        """Settings that are fine one by one, but not together."""
         if self.refresh_destinations % self.refresh_weights:
             raise ConfigError(
                 f"refresh_destinations={self.refresh_destinations} must be a multiple of "
@@ -103,6 +162,18 @@ class Config:
             raise ConfigError(
                 'shift=True needs regions="tile" or "stripe": one global region can\'t be shifted'
             )
+        if DEFAULTS[self.method] is not TOMA and self.refresh_destinations != self.refresh_weights:
+            raise ConfigError(
+                f"method={self.method!r} finds destinations and who goes there in one act: "
+                f"refresh_destinations={self.refresh_destinations} and "
+                f"refresh_weights={self.refresh_weights} must be the same"
+            )
+        if self.method == "tofu" and self.share != "block":
+            raise ConfigError(
+                'method="tofu" treats early and late blocks differently: it needs share="block"'
+            )
+        if self.method == "todo" and self.where != "kv":
+            raise ConfigError('method="todo" leaves queries whole: it needs where="kv"')
 
     def _check_ratio(self) -> None:
         by_part = isinstance(self.ratio, Mapping)
@@ -111,12 +182,8 @@ class Config:
                 raise ConfigError(
                     f"ratio={ratio!r} must be at least 0 and below 1: the share of tokens removed"
                 )
-            region = self.region_size**2
-            if ratio > 0 and self.regions != "global" and kept(region, ratio) == region:
-                raise ConfigError(
-                    f"ratio={ratio!r} removes nothing from regions of {region} tokens: "
-                    f"raise it to {1 / region:.3g} or more, or raise region_size={self.region_size}"
-                )
+            if ratio > 0:
+                self._check_reachable(ratio)
         if not by_part:
             return
         if not self.ratio:
@@ -131,6 +198,24 @@ class Config:
             )
         object.__setattr__(self, "ratio", dict(self.ratio))  # a copy: nobody can change it from outside
 
+    def _check_reachable(self, ratio: float) -> None:
+        if self.method in ("tome", "tofu") and ratio > 0.75:
+            raise ConfigError(
+                f"ratio={ratio!r} is more than method={self.method!r} can remove: one token of each 2 x 2 "
+                "cell stays, so at most 0.75"
+            )
+        if self.method == "todo" and not any(abs(ratio - (1 - 1 / f**2)) < 0.005 for f in range(2, 9)):
+            raise ConfigError(
+                f'ratio={ratio!r} can\'t be had from method="todo", which downsamples by whole factors: '
+                "0.75 (2 x 2), 0.889 (3 x 3), 0.9375 (4 x 4), ..."
+            )
+        region = self.region_size and self.region_size**2
+        if region and self.regions != "global" and kept(region, ratio) == region:
+            raise ConfigError(
+                f"ratio={ratio!r} removes nothing from regions of {region} tokens: "
+                f"raise it to {1 / region:.3g} or more, or raise region_size={self.region_size}"
+            )
+
     def _check_modules(self) -> None:
         given = [self.modules] if isinstance(self.modules, str) else self.modules
         if not isinstance(given, Collection) or not given or set(given) - set(MODULES):
@@ -138,7 +223,7 @@ class Config:
         modules = tuple(module for module in MODULES if module in given)
         if modules != MODULES and self.where != "module":
             raise ConfigError(
-                f'modules={modules!r} needs where="module"; with where={self.where!r} all are merged'
+                f'modules={modules!r} needs where="module"; where={self.where!r} leaves no choice'
             )
         object.__setattr__(self, "modules", modules)
 

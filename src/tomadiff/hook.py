@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .clock import Clock
 from .config import Config
-from .core import Schedule
+from .core import Schedule, destination_rows
 from .errors import ConfigError, UnsupportedModelError
 from .families import FAMILIES, Call, Family
 from .methods import METHODS
@@ -65,6 +65,7 @@ class Run:
     kept: KeptPlan | None = None
     tokens: Tensor | None = None  # arranged
     merged: Tensor | None = None
+    text: int = 0  # tokens of the text in front of the image's, which are never merged
 
     def clear(self) -> None:
         self.kept = self.tokens = self.merged = None
@@ -83,6 +84,22 @@ class PerSample:
         return self.rows[(slice(None), *index[1:])]
 
 
+class PerLength:
+    """Rotary rows for whole queries and for merged keys in one table: multiplying takes those that fit."""
+
+    def __init__(self, *tables: Tensor | PerSample) -> None:
+        self.tables = tables
+
+    def __getitem__(self, index: tuple) -> PerLength:
+        return PerLength(*(table[index] for table in self.tables))
+
+    def to(self, device: torch.device) -> PerLength:
+        return PerLength(*(table.to(device) for table in self.tables))
+
+    def __rmul__(self, x: Tensor) -> Tensor:
+        return x * next(table for table in self.tables if table.shape[1] == x.shape[1])
+
+
 class Patch:
     """Merging on one model: its sites, and what they share during a call."""
 
@@ -91,7 +108,7 @@ class Patch:
         self.clock = Clock(pipeline)
         self.schedule = Schedule(config.refresh_destinations, config.refresh_weights)
         self.sites = [SiteHook(self, place) for place in find(model, family, config)]
-        if config.where != "module":
+        if config.where in ("block", "span"):
             join_runs(self.sites)
         self.plans: dict[PlanKey, KeptPlan] = {}
         self.tables: dict[tuple[int, int], Any] = {}  # shortened rotary tables of this call
@@ -100,6 +117,7 @@ class Patch:
         self.model_calls = 0
         self.refreshes = {"destinations": 0, "weights": 0}
         self.seconds = {"plan": 0.0, "merge": 0.0, "unmerge": 0.0, "model": 0.0}
+        self.phase: str | None = None  # which of these is under way; None for the model itself
         self.timed = True  # False once it ran on a device whose clock is not ours
         self.handles: list[RemovableHandle] = []
         self._parameters = parameter_names(model)
@@ -136,15 +154,18 @@ class Patch:
 
     def after_model(self, model: nn.Module, args: tuple, output: Any) -> None:
         self.seconds["model"] += time.perf_counter() - self._start
+        if self.config.where == "kv" and not any(hook.calls for hook in self.sites):
+            raise UnsupportedModelError(
+                "no keys and values were merged: something replaced the attention of this model"
+            )
         if any(hook.run.kept is not None for hook in self.sites):
             raise UnsupportedModelError(
                 "a block was left out of its run, so that tokens came back merged or out of order: "
                 'something else skips blocks of this model; use where="module" beside it'
             )
 
-    def plan(self, hook: SiteHook, module: nn.Module, call: Call) -> KeptPlan:
-        """The plan for a site in this call: the one at hand, or a new one where that is due."""
-        tokens: Tensor = call[hook.site.tokens]
+    def plan(self, hook: SiteHook, module: nn.Module, call: Call, tokens: Tensor) -> KeptPlan:
+        """The plan for a site's image tokens: the one at hand, or a new one where that is due."""
         arranged = hook.run.kept  # by an earlier site of the run
         grid = self._grid_at(hook, tokens.shape[1] if arranged is None else arranged.plan.regions.tokens)
         key = PlanKey(
@@ -167,11 +188,17 @@ class Patch:
             with self.spent("plan", tokens.device):
                 features = tokens if arranged is None else arranged.plan.regions.restore(tokens)
                 if hook.site.features is not None:
-                    features = hook.site.features(module, {**call, hook.site.tokens: features})
+                    features = hook.site.features(module, {**call, hook.argument: features})
             with self.overhead("plan", tokens.device):
                 destinations = kept.plan.destinations if due == "weights" else None
                 plan = METHODS[self.config.method](
-                    features, grid, hook.place.ratio, self.config, key.shifted, destinations
+                    features,
+                    grid,
+                    hook.place.ratio,
+                    self.config,
+                    shifted=key.shifted,
+                    depth=hook.place.depth,
+                    destinations=destinations,
                 )
                 bias = plan.log_sizes().to(tokens.dtype) if self.config.weigh_keys else None
         self.refreshes[due] += 1
@@ -182,19 +209,25 @@ class Patch:
         """Whether regions are shifted in this step."""
         return self.config.shift and self.clock.step % 2 == 1
 
-    def table(self, plan: Any, table: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    def table(self, plan: Any, table: tuple[Tensor, ...], keys_only: bool) -> tuple[Any, ...]:
         """A rotary table with the rows of a plan's destinations, made once a call."""
         key = (id(plan), id(table[0]))
         if key not in self.tables:
-            rows = [plan.rows(part) for part in table]
-            self.tables[key] = tuple(part[0] if len(part) == 1 else PerSample(part) for part in rows)
+            rows = [destination_rows(plan, part) for part in table]
+            merged = [part[0] if len(part) == 1 else PerSample(part) for part in rows]
+            if keys_only:
+                merged = [PerLength(part, short) for part, short in zip(table, merged)]
+            self.tables[key] = tuple(merged)
         return self.tables[key]
 
     @contextlib.contextmanager
     def spent(self, on: str, device: torch.device) -> Iterator[None]:
         """Book the time of what is inside. Only the CPU works while we look; others run behind our back."""
-        start = time.perf_counter()
-        yield
+        start, self.phase = time.perf_counter(), on
+        try:
+            yield
+        finally:
+            self.phase = None
         self.seconds[on] += time.perf_counter() - start
         self.timed &= device.type == "cpu"
 
@@ -217,16 +250,21 @@ class Patch:
         return round(dense * steps)
 
     def _grid_at(self, hook: SiteHook, tokens: int) -> tuple[int, ...]:
-        if self.config.regions != "tile":
+        if self.config.regions in ("stripe", "global"):
             return (tokens,)  # runs of the sequence need no grid
-        grid = self._grid[1]
-        for _ in range(int(math.log2(hook.place.level))):
-            grid = tuple((side + 1) // 2 for side in grid)
+        grid = self.grid(hook.place.level)
         if math.prod(grid) != tokens:
             raise UnsupportedModelError(
                 f"{hook.place.name} got {tokens} tokens, and the image has {' x '.join(map(str, grid))}: "
                 'use regions="stripe", which needs no grid (and turn feed-forward chunking off, if it is on)'
             )
+        return grid
+
+    def grid(self, level: int) -> tuple[int, ...]:
+        """The grid of tokens where the image is downsampled so far."""
+        grid = self._grid[1]
+        for _ in range(int(math.log2(level))):
+            grid = tuple((side + 1) // 2 for side in grid)
         return grid
 
 
@@ -237,6 +275,7 @@ class SiteHook(ModelHook):
         super().__init__()
         self.patch, self.place, self.site = patch, place, place.site
         self.parameters = parameter_names(place.module)
+        self.argument = self.site.tokens or self.parameters[0]
         self.run = Run([self])
         self.tokens = self.kept = self.calls = self.dense_calls = 0
 
@@ -245,30 +284,60 @@ class SiteHook(ModelHook):
         self.calls += 1
         if self.patch.dense or self.place.ratio == 0:
             self.dense_calls += 1
-            self.tokens = self.kept = call[self.site.tokens].shape[1]
+            self.tokens = self.kept = call[self.argument].shape[1]
             return self.fn_ref.original_forward(**call)
+        if self.site.keys_only:
+            return self._attend(module, call)
         first = self.patch.cut or self is self.run.sites[0]
         last = self.patch.cut or self is self.run.sites[-1]
         each = self.patch.config.where != "span"
         if first or each:
-            self._merge(module, call, first)
+            call[self.argument] = self._merge(module, call, first)
         self._follow(call)
         output = self.fn_ref.original_forward(**call)
         return self._unmerge(output, last) if last or each else output
 
-    def _merge(self, module: nn.Module, call: Call, first: bool) -> None:
-        run, tokens = self.run, call[self.site.tokens]
-        run.kept = self.patch.plan(self, module, call)
+    def _merge(self, module: nn.Module, call: Call, first: bool = True) -> Tensor:
+        """The site's sequence with merged image tokens, which the run keeps in mind."""
+        run, sequence = self.run, call[self.argument]
+        run.text = sequence.shape[1] - math.prod(self.patch.grid(self.place.level)) if self.site.lead else 0
+        tokens = sequence[:, run.text :]
+        run.kept = self.patch.plan(self, module, call, tokens)
+        plan = run.kept.plan
         with self.patch.overhead("merge", tokens.device):
-            run.tokens = run.kept.plan.regions.arrange(tokens) if first else tokens
-            run.merged = call[self.site.tokens] = run.kept.plan.merge(run.tokens)
+            run.tokens = plan.regions.arrange(tokens) if first else tokens
+            run.merged = plan.merge(run.tokens)
+            self.tokens, self.kept = plan.regions.tokens, run.merged.shape[1]
+            return torch.cat([sequence[:, : run.text], run.merged], dim=1) if run.text else run.merged
+
+    def _attend(self, module: nn.Module, call: Call) -> Tensor | tuple[Tensor, ...]:
+        """Keys and values from merged tokens, queries from all: what comes back is whole."""
+        if getattr(module, "fused_projections", False):
+            raise ConfigError(
+                f'{self.place.name} computes queries, keys and values at once, and where="kv" needs them '
+                "apart: call unfuse_qkv_projections()"
+            )
+        merged = self._merge(module, call)
+        self._follow(call)
+        if self.site.keys_argument:
+            call[self.site.keys_argument] = merged
+        # for this call only: adapters may have put themselves in a projection's place since the last
+        handles = [
+            getattr(module, name).register_forward_pre_hook(lambda projection, args: (merged,))
+            for name in self.site.keys_projections
+        ]
+        try:
+            return self.fn_ref.original_forward(**call)
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.run.clear()
 
     def _follow(self, call: Call) -> None:
         """What belongs to single tokens follows them: positions, and how much a key counts."""
         site, kept = self.site, self.run.kept
-        self.tokens, self.kept = kept.plan.regions.tokens, call[site.tokens].shape[1]
         if site.rotary is not None and call.get(site.rotary) is not None:
-            call[site.rotary] = self.patch.table(kept.plan, call[site.rotary])
+            call[site.rotary] = self.patch.table(kept.plan, call[site.rotary], site.keys_only)
         arguments = (
             call | (call.get("cross_attention_kwargs") or {}) | (call.get("joint_attention_kwargs") or {})
         )
@@ -279,15 +348,19 @@ class SiteHook(ModelHook):
                     "can't have: call the model without it, or tomadiff.remove first"
                 )
         if site.weigh_keys is not None and kept.key_bias is not None:
-            site.weigh_keys(call, kept.key_bias)
+            site.weigh_keys(call, kept.key_bias, self.run.text)
 
     def _unmerge(self, output: Any, last: bool) -> Any:
         run, plan = self.run, self.run.kept.plan
 
         def whole(y: Tensor) -> Tensor:
             # unmerging the change leaves every token its own detail
-            x = plan.unmerge(y - run.merged, onto=run.tokens) if self.site.residual else plan.unmerge(y)
-            return plan.regions.restore(x) if last else x
+            if self.site.residual:
+                x = plan.unmerge(y - run.merged, onto=run.tokens)
+            else:
+                x = plan.unmerge(y[:, run.text :] if run.text else y)
+            x = plan.regions.restore(x) if last else x
+            return torch.cat([y[:, : run.text], x], dim=1) if run.text else x
 
         with self.patch.overhead("unmerge", run.merged.device):
             if not self.site.outputs:

@@ -33,7 +33,7 @@ class Recorder:
         self.patch: hook.Patch | None = getattr(hook.denoiser(target)[0], hook.PATCH, None)
         if self.patch is None:
             raise NotPatchedError("nothing to map: call tomadiff.apply first")
-        if self.patch.config.regions != "tile":
+        if self.patch.config.regions in ("stripe", "global"):
             raise ConfigError('a merge map needs a grid of tokens: use regions="tile"')
         self.steps, self.sample = steps if steps is None else set(steps), sample
         self.seen = 0  # steps

@@ -85,8 +85,8 @@ def make_report(patch: Patch) -> Report:
 
 
 def _changed(settings: dict[str, Any]) -> str:
-    """The ratio, and what else is not as it is by default."""
-    defaults = Config().to_dict()
+    """The ratio, and what else is not the method's own."""
+    defaults = Config(method=settings["method"]).to_dict() | {"method": "toma"}
     names = [name for name in settings if name == "ratio" or settings[name] != defaults[name]]
     return ", ".join(f"{name}={settings[name]}" for name in names)
 

@@ -22,6 +22,7 @@ class Place:
     name: str
     level: int
     ratio: float
+    depth: float  # how far through the model it is, from 0 to 1
 
     @property
     def neighbours(self) -> str:
@@ -30,19 +31,25 @@ class Place:
 
 
 def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
-    """Every site, in the order of the model's modules; an error where configuration and model don't fit."""
+    """Every site, in the order they run; an error where configuration and model don't fit."""
     blocks = list(_blocks(model, family, config.dense_blocks))
+    if family.parts:
+        blocks.sort(key=lambda found: family.parts.index(found[0].partition(".")[0]))
     places = []
-    for name, module, block in blocks:
+    for number, (name, module, block) in enumerate(blocks):
         level = family.level(model, name)
         for site in _sites(block, config):
             # an optional part, like the second attention of some blocks, is None where it is missing
             part = getattr(module, site.path) if site.path else module
             if part is not None:
-                if config.weigh_keys and getattr(module, "only_cross_attention", False):
-                    raise ConfigError(f"weigh_keys=True can't be honoured: {name} attends to the text alone")
+                if getattr(module, "only_cross_attention", False) and (config.weigh_keys or site.keys_only):
+                    raise ConfigError(
+                        f"{'where=kv' if site.keys_only else 'weigh_keys=True'} can't be honoured: "
+                        f"{name} attends to the text alone"
+                    )
                 full_name = f"{name}.{site.path}" if site.path else name
-                places.append(Place(site, part, full_name, level, _ratio(config, site, level)))
+                depth = number / len(blocks)
+                places.append(Place(site, part, full_name, level, _ratio(config, site, level), depth))
     if not blocks:
         raise UnsupportedModelError(
             f"this {type(model).__name__} has no {' or '.join(b.name for b in family.blocks)} to merge in"
@@ -64,11 +71,11 @@ def _blocks(model: nn.Module, family: Family, dense: int) -> Iterator[tuple[str,
 
 
 def _sites(block: Block, config: Config) -> list[Site]:
-    if config.where != "module":
+    if config.where == "kv":
+        return list(block.keys)
+    if config.where != "module" or (block.joined and {"self", "mlp"} <= set(config.modules)):
         return [block.whole]
-    # a block that is one module is self-attention and MLP at once
-    whole = {"self", "mlp"} <= set(config.modules)
-    return [site for site in block.modules if site.kind in config.modules or (not site.path and whole)]
+    return [site for site in block.modules if site.kind in config.modules]
 
 
 def _ratio(config: Config, site: Site, level: int) -> float:

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .regions import Regions, Slots
+
+
+class Reduction(Protocol):
+    """What every method's plan can do."""
+
+    regions: Regions  # tokens are given to `merge`, and come from `unmerge`, in their order
+    destinations: Tensor  # [B, K] token numbers, in the order of the merged sequence
+
+    def merge(self, x: Tensor) -> Tensor:
+        """Arranged tokens, [B, R * n, C], into merged ones, [B, K, C]."""
+
+    def unmerge(self, y: Tensor, onto: Tensor | None = None) -> Tensor:
+        """Merged tokens, [B, K, C], into arranged ones, [B, R * n, C], added to `onto` where it is given."""
+
+    def owners(self) -> Tensor:
+        """[B, N] the destination that gets most of each token."""
+
+    def log_sizes(self) -> Tensor:
+        """[B, K] logarithm of the number of tokens that each merged token stands for."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +43,9 @@ class Plan:
     unmerging: Tensor  # [B * R, n, k]
 
     def merge(self, x: Tensor) -> Tensor:
-        """Arranged tokens, [B, R * n, C], into merged ones, [B, K, C]."""
         return self.slots.pack(torch.bmm(self.merging.to(x.dtype), self.regions.split(x)))
 
     def unmerge(self, y: Tensor, onto: Tensor | None = None) -> Tensor:
-        """Merged tokens, [B, K, C], into arranged ones, [B, R * n, C], added to `onto` where it is given."""
         y = self.slots.unpack(y)
         unmerging = self.unmerging.to(y.dtype)
         if onto is None:
@@ -36,25 +54,24 @@ class Plan:
             x = torch.baddbmm(self.regions.split(onto.to(y.dtype)), unmerging, y)
         return x.reshape(-1, self.regions.count * self.regions.size, y.shape[-1])
 
-    def rows(self, table: Tensor) -> Tensor:
-        """The destinations' rows of a table with a row a token: [L + N, D] -> [B, L + K, D].
-
-        Rows before those of the N tokens (the text's) stay as they are.
-        """
-        lead = table.shape[0] - self.regions.tokens
-        merged = table[lead:][self.destinations]
-        return torch.cat([table[:lead].expand(len(merged), -1, -1), merged], dim=1)
-
     def owners(self) -> Tensor:
-        """[B, N] the destination that gets most of each token."""
         slots = self.assignment.argmax(1)  # [B * R, n]
         owners = self.slots.unpack(self.destinations).gather(1, slots)
         return self.regions.restore(owners.reshape(len(self.destinations), -1, 1)).squeeze(-1)
 
     def log_sizes(self) -> Tensor:
-        """[B, K] logarithm of the number of tokens that each merged token stands for."""
         # a destination between closer ones may be left with next to nothing, and must not become -inf
         return self.slots.pack(self.assignment.sum(-1)).clamp_min(1e-4).log()
+
+
+def destination_rows(plan: Reduction, table: Tensor) -> Tensor:
+    """The destinations' rows of a table with a row a token: [L + N, D] -> [B, L + K, D].
+
+    Rows before those of the N tokens (the text's) stay as they are.
+    """
+    lead = table.shape[0] - plan.regions.tokens
+    merged = table[lead:][plan.destinations]
+    return torch.cat([table[:lead].expand(len(merged), -1, -1), merged], dim=1)
 
 
 def similarity(features: Tensor) -> Tensor:

@@ -17,24 +17,35 @@ class Site:
 
     kind: str
     path: str = ""  # from the block; empty for the block itself
-    tokens: str = "hidden_states"  # the argument with the image tokens
+    tokens: str | None = "hidden_states"  # the argument with the image tokens; None for the first
+    lead: bool = False  # text comes first, in the tokens and in what comes back
     outputs: tuple[int, ...] = ()  # where they come back in a tuple; empty if they are all that comes back
     residual: bool = False  # x + f(x): what is unmerged is the change
     rotary: str | None = None  # the argument with the rotary tables, with rows for the text first
     mask: str | None = None  # the argument that would hold a mask over image keys
     # normalises the tokens to make a plan from, where they don't come normalised
     features: Callable[[nn.Module, Call], Tensor] | None = None
-    # hands a bias on the image keys, [B, K], to the call
-    weigh_keys: Callable[[Call, Tensor], None] | None = None
+    # hands a bias on the image keys, [B, K], to the call; `text` is the number of text tokens that lead
+    weigh_keys: Callable[[Call, Tensor, int], None] | None = None
+    # of attention whose queries stay whole: where merged tokens go in for keys and values, as an argument or
+    # as the input of projections
+    keys_argument: str | None = None
+    keys_projections: tuple[str, ...] = ()
+
+    @property
+    def keys_only(self) -> bool:
+        return bool(self.keys_argument or self.keys_projections)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A class of transformer block: as one site, and as the modules in it."""
+    """A class of transformer block: as one site, as the modules in it, and as attention over merged keys."""
 
     name: str
     whole: Site
     modules: tuple[Site, ...]
+    keys: tuple[Site, ...]
+    joined: bool = False  # self-attention and MLP run side by side: where both are merged, the block is one
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,8 @@ class Family:
     grid_from: str  # the model's argument that tells the grid
     grid: Callable[[nn.Module, Any], tuple[int, ...]]  # of the finest level, from that argument
     level: Callable[[nn.Module, str], int] = lambda model, block: 1  # how far a block's grid is downsampled
+    # first parts of the names of blocks, as they run, where that is not the order of the model's modules
+    parts: tuple[str, ...] = ()
     between_blocks: tuple[str, ...] = ()  # model arguments that act between blocks: no spans with them
     paper_reuse: tuple[int, int] = (1, 1)  # steps the paper's presets keep destinations and weights
 

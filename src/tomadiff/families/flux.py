@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,13 +18,20 @@ def single_normalised(block: nn.Module, call: Call) -> Tensor:
     return block.norm(call["hidden_states"], emb=call["temb"])[0]
 
 
-def weigh_module_keys(call: Call, bias: Tensor) -> None:
-    call["attention_mask"] = F.pad(bias, (call["encoder_hidden_states"].shape[1], 0))[:, None, None]
+def mask(call: Call, bias: Tensor, text: int) -> Tensor:
+    """[B, 1, 1, T + K]: the text is in front, in the same sequence or in one of its own."""
+    if call.get("encoder_hidden_states") is not None:
+        text = call["encoder_hidden_states"].shape[1]
+    return F.pad(bias, (text, 0))[:, None, None]
 
 
-def weigh_block_keys(call: Call, bias: Tensor) -> None:
-    mask = F.pad(bias, (call["encoder_hidden_states"].shape[1], 0))[:, None, None]  # [B, 1, 1, T + K]
-    call["joint_attention_kwargs"] = {**(call.get("joint_attention_kwargs") or {}), "attention_mask": mask}
+def weigh_module_keys(call: Call, bias: Tensor, text: int) -> None:
+    call["attention_mask"] = mask(call, bias, text)
+
+
+def weigh_block_keys(call: Call, bias: Tensor, text: int) -> None:
+    more = call.get("joint_attention_kwargs") or {}
+    call["joint_attention_kwargs"] = {**more, "attention_mask": mask(call, bias, text)}
 
 
 def grid(model: nn.Module, img_ids: Tensor) -> tuple[int, ...]:
@@ -31,44 +40,31 @@ def grid(model: nn.Module, img_ids: Tensor) -> tuple[int, ...]:
     return int(last[1]) + 1, int(last[2]) + 1
 
 
+ROTARY = "image_rotary_emb"
+ATTENTION: dict[str, Any] = {"rotary": ROTARY, "mask": "attention_mask", "weigh_keys": weigh_module_keys}
+BLOCK: dict[str, Any] = {"outputs": (1,), "residual": True, "rotary": ROTARY, "weigh_keys": weigh_block_keys}
+KEYS = ("to_k", "to_v")
+
 JOINT = Block(
     "FluxTransformerBlock",
-    whole=Site(
-        "joint",
-        outputs=(1,),
-        residual=True,
-        features=joint_normalised,
-        rotary="image_rotary_emb",
-        weigh_keys=weigh_block_keys,
-    ),
-    modules=(
-        # an IP-Adapter's share comes back third
-        Site(
-            "self",
-            "attn",
-            outputs=(0, 2),
-            rotary="image_rotary_emb",
-            mask="attention_mask",
-            weigh_keys=weigh_module_keys,
-        ),
-        Site("mlp", "ff"),
-    ),
+    whole=Site("joint", features=joint_normalised, **BLOCK),
+    # an IP-Adapter's share comes back third
+    modules=(Site("self", "attn", outputs=(0, 2), **ATTENTION), Site("mlp", "ff")),
+    keys=(Site("kv", "attn", keys_projections=KEYS, **ATTENTION),),
 )
-SINGLE_SITE = Site(
-    "single",
-    outputs=(1,),
-    residual=True,
-    features=single_normalised,
-    rotary="image_rotary_emb",
-    weigh_keys=weigh_block_keys,
+SINGLE = Block(
+    "FluxSingleTransformerBlock",
+    whole=Site("single", features=single_normalised, **BLOCK),
+    modules=(Site("self", "attn", lead=True, **ATTENTION), Site("mlp", "proj_mlp", tokens=None, lead=True)),
+    keys=(Site("kv", "attn", lead=True, keys_projections=KEYS, **ATTENTION),),
+    joined=True,
 )
 
 FAMILY = Family(
     name="flux",
     covers="Flux.1",
     models=("FluxTransformer2DModel",),
-    # attention and MLP of a single block run side by side on one input: as a module, it is whole
-    blocks=(JOINT, Block("FluxSingleTransformerBlock", whole=SINGLE_SITE, modules=(SINGLE_SITE,))),
+    blocks=(JOINT, SINGLE),
     grid_from="img_ids",
     grid=grid,
     between_blocks=("controlnet_block_samples", "controlnet_single_block_samples"),

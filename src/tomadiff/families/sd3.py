@@ -27,6 +27,10 @@ FAMILY = Family(
                 Site("self", "attn2"),  # in the blocks of 3.5-medium with dual attention
                 Site("mlp", "ff"),
             ),
+            keys=(
+                Site("kv", "attn", keys_projections=("to_k", "to_v")),
+                Site("kv", "attn2", keys_projections=("to_k", "to_v")),
+            ),
         ),
     ),
     grid_from="hidden_states",

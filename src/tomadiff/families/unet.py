@@ -11,7 +11,7 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
     return block.norm1(call["hidden_states"])
 
 
-def weigh_keys(call: Call, bias: Tensor) -> None:
+def weigh_keys(call: Call, bias: Tensor, text: int) -> None:
     call["attention_mask"] = bias[:, None]  # [B, 1, K]
 
 
@@ -38,10 +38,20 @@ FAMILY = Family(
                 Site("cross", "attn2"),
                 Site("mlp", "ff"),
             ),
+            keys=(
+                Site(
+                    "kv",
+                    "attn1",
+                    mask="attention_mask",
+                    weigh_keys=weigh_keys,
+                    keys_argument="encoder_hidden_states",
+                ),
+            ),
         ),
     ),
     grid_from="sample",
     grid=lambda unet, sample: tuple(sample.shape[-2:]),
     level=level,
+    parts=("down_blocks", "mid_block", "up_blocks"),
     paper_reuse=(10, 5),
 )

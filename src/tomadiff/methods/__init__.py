@@ -1,7 +1,18 @@
-"""Token reduction methods. Each is a function from a block's features to a plan that merges and unmerges."""
+"""Token reduction methods. Each is a function that makes a plan from the features of image tokens:
 
-from . import ideal, toma
+plan(features [B, N, C], grid, ratio, config, *, shifted, depth, destinations) -> Reduction
 
-METHODS = {"toma": toma.plan, "ideal": ideal.plan}
+`depth` tells how far through the model the site is, from 0 to 1; given `destinations` [B, K], these are kept.
+"""
+
+from . import ideal, todo, tofu, toma, tome
+
+METHODS = {
+    "toma": toma.plan,
+    "tome": tome.plan,
+    "tofu": tofu.plan,
+    "todo": todo.plan,
+    "ideal": ideal.plan,
+}
 
 __all__ = ["METHODS"]

@@ -23,7 +23,9 @@ def plan(
     grid: tuple[int, ...],
     ratio: float,
     config: Config,
+    *,
     shifted: bool = False,
+    depth: float = 0.0,
     destinations: Tensor | None = None,
 ) -> Plan:
     """A plan for features [B, N, C] on a grid of tokens; given `destinations` [B, K], only new weights."""

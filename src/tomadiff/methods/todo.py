@@ -1,0 +1,60 @@
+"""ToDo: keys and values from a downsampled grid (Smith et al. 2024, arXiv 2402.13573)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..core import Regions, cut
+
+
+@dataclass(frozen=True)
+class Downsampling:
+    """One token of each cell, the nearest neighbour of a coarser grid, stands for all of it."""
+
+    regions: Regions  # one: nothing moves
+    destinations: Tensor  # [B, K]
+    cells: Tensor  # [N] the cell of each token
+
+    def merge(self, x: Tensor) -> Tensor:
+        return x.index_select(1, self.destinations[0])
+
+    def unmerge(self, y: Tensor, onto: Tensor | None = None) -> Tensor:
+        raise NotImplementedError("nothing comes back merged: queries are whole")
+
+    def owners(self) -> Tensor:
+        return self.destinations[:, self.cells]
+
+    def log_sizes(self) -> Tensor:
+        sizes = self.cells.bincount(minlength=self.destinations.shape[1]).float()
+        return sizes.log().expand(self.destinations.shape)
+
+
+def plan(
+    features: Tensor,
+    grid: tuple[int, ...],
+    ratio: float,
+    config: Config,
+    *,
+    shifted: bool = False,
+    depth: float = 0.0,
+    destinations: Tensor | None = None,
+) -> Downsampling:
+    """The same for all features: a ratio of 1 - 1 / f^2 downsamples by f, whatever the tokens look like."""
+    factor = round((1 - ratio) ** -0.5)
+    corner = factor - 1 if shifted else 0
+    index = torch.arange(math.prod(grid)).reshape(grid)
+    cells = torch.zeros(grid, dtype=torch.long)
+    for axis, side in enumerate(grid):
+        across = torch.arange(side) // factor
+        shape = [-1 if a == axis else 1 for a in range(len(grid))]
+        cells = cells * math.ceil(side / factor) + across.reshape(shape)
+        index = index.index_select(axis, (torch.arange(0, side, factor) + corner).clamp_max(side - 1))
+    chosen = index.flatten().to(features.device).expand(features.shape[0], -1)
+    return Downsampling(
+        cut(grid, "global", 1, False, features.device), chosen, cells.flatten().to(features.device)
+    )

@@ -1,0 +1,48 @@
+"""ToFu: prune where a model is far from linear, merge where it is not (Kim et al. 2024, arXiv 2312.01026)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..core import cut
+from .tome import Matching, match, pick
+
+PRUNED = 0.5  # the first half of the blocks prune
+
+
+class Pruning(Matching):
+    """What joins is dropped, and destinations stay as they are."""
+
+    def merge(self, x: Tensor) -> Tensor:
+        return pick(x, self.destinations)
+
+    def sizes(self) -> Tensor:
+        return torch.ones(self.destinations.shape, device=self.joined.device)
+
+
+class Mlerp(Matching):
+    """The direction of the mean, with the largest norm of those merged: means alone are too short."""
+
+    def merge(self, x: Tensor) -> Tensor:
+        mean = super().merge(x)
+        norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)
+        largest = norms.new_zeros(self.destinations.shape).scatter_reduce_(1, self.joined, norms, "amax")
+        length = torch.linalg.vector_norm(mean, dim=-1, dtype=torch.float32).clamp_min(1e-12)
+        return mean * (largest / length)[..., None].to(x.dtype)
+
+
+def plan(
+    features: Tensor,
+    grid: tuple[int, ...],
+    ratio: float,
+    config: Config,
+    *,
+    shifted: bool = False,
+    depth: float = 0.0,
+    destinations: Tensor | None = None,
+) -> Matching:
+    """ToMe's matching, and early blocks prune, later ones merge."""
+    reduction = Pruning if depth < PRUNED else Mlerp
+    return reduction(cut(grid, "global", 1, False, features.device), *match(features, grid, ratio, shifted))

@@ -1,0 +1,105 @@
+"""ToMe for SD: the most similar tokens join a neighbour's cell (Bolya and Hoffman 2023, arXiv 2303.17604)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..config import Config
+from ..core import Regions, cut, kept
+
+CELL = 2  # tokens on the side of a cell, one of which is a destination
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Sources that joined a destination, and all others as they are."""
+
+    regions: Regions  # one: nothing moves
+    destinations: Tensor  # [B, K] sources that stay, then one token of each cell
+    joined: Tensor  # [B, N] the place in that list where each token went
+
+    def merge(self, x: Tensor) -> Tensor:
+        """The plain mean of the tokens that went to a place."""
+        sums = x.new_zeros(self.destinations.numel(), x.shape[-1])
+        sums.index_add_(0, _rows(self.joined, self.destinations.shape[1]), x.flatten(0, 1))
+        return sums.view(*self.destinations.shape, -1).div_(self.sizes()[..., None])
+
+    def unmerge(self, y: Tensor, onto: Tensor | None = None) -> Tensor:
+        copies = pick(y, self.joined)
+        return copies if onto is None else onto + copies
+
+    def owners(self) -> Tensor:
+        return self.destinations.gather(1, self.joined)
+
+    def log_sizes(self) -> Tensor:
+        return self.sizes().log()
+
+    def sizes(self) -> Tensor:
+        """[B, K] how many tokens went to each place."""
+        sizes = torch.zeros(self.destinations.shape, device=self.joined.device)
+        return sizes.scatter_add_(1, self.joined, torch.ones_like(self.joined, dtype=sizes.dtype))
+
+
+def plan(
+    features: Tensor,
+    grid: tuple[int, ...],
+    ratio: float,
+    config: Config,
+    *,
+    shifted: bool = False,
+    depth: float = 0.0,
+    destinations: Tensor | None = None,
+) -> Matching:
+    return Matching(cut(grid, "global", 1, False, features.device), *match(features, grid, ratio, shifted))
+
+
+def match(features: Tensor, grid: tuple[int, ...], ratio: float, shifted: bool) -> tuple[Tensor, Tensor]:
+    """The places, [B, K] token numbers, and the place where each token goes, [B, N].
+
+    Each source's best destination is the one of largest cosine; the sources closest to theirs join it. Which
+    token of a cell is a destination is fixed, the first, or the last where `shifted`: a random one would make
+    a picture depend on more than its seed.
+    """
+    batch, tokens = features.shape[:2]
+    cells, sources = (index.to(features.device) for index in _split(grid, shifted))
+    staying = kept(tokens, ratio) - len(cells)
+    unit = F.normalize(features.float(), dim=-1)
+    similarity = unit.index_select(1, sources) @ unit.index_select(1, cells).transpose(1, 2)
+    closeness, nearest = similarity.max(dim=-1)
+    order = closeness.argsort(dim=-1, descending=True, stable=True)
+    joining, alone = order.split([len(sources) - staying, staying], dim=1)
+
+    destinations = torch.cat([sources[alone], cells.expand(batch, -1)], dim=1)
+    joined = torch.empty(batch, tokens, dtype=torch.long, device=features.device)
+    joined.scatter_(
+        1, destinations, torch.arange(destinations.shape[1], device=joined.device).expand(batch, -1)
+    )
+    joined.scatter_(1, sources[joining], nearest.gather(1, joining) + staying)
+    return destinations, joined
+
+
+def pick(x: Tensor, places: Tensor) -> Tensor:
+    """Rows of each sample: [B, K, C] at [B, N] -> [B, N, C]."""
+    return x.flatten(0, 1).index_select(0, _rows(places, x.shape[1])).view(*places.shape, -1)
+
+
+def _rows(places: Tensor, length: int) -> Tensor:
+    """Places in each sequence of a batch, as rows of one long list: whole rows move faster than elements."""
+    first = torch.arange(0, places.shape[0] * length, length, device=places.device)
+    return (places + first[:, None]).flatten()
+
+
+def _split(grid: tuple[int, ...], shifted: bool) -> tuple[Tensor, Tensor]:
+    """Numbers of the destinations, one a cell, and of all others. What cells don't cover is a source."""
+    index = torch.arange(math.prod(grid)).reshape(grid)
+    corner = tuple(
+        slice(min(side, CELL) - 1 if shifted else 0, max(CELL, side // CELL * CELL), CELL) for side in grid
+    )
+    chosen = torch.zeros(grid, dtype=torch.bool)
+    chosen[corner] = True
+    return index[chosen], index[~chosen]
