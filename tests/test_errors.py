@@ -53,6 +53,16 @@ from tomadiff.errors import ConfigError, NotPatchedError, UnsupportedModelError
         ({"shift": "yes"}, "True or False"),
         ({"weigh_keys": 1}, "True or False"),
         ({"weigh_keys": True, "where": "module", "modules": ("mlp",)}, "takes a mask"),
+        ({"method": "tome", "regions": "tile"}, "method='tome' has no such setting"),
+        ({"method": "tofu", "scale": 10.0}, "method='tofu' has no such setting"),
+        ({"method": "tome", "ratio": 0.8}, "at most 0.75"),
+        ({"method": "tofu", "ratio": {1: 0.9}}, "at most 0.75"),
+        ({"method": "tofu", "share": "kind"}, 'needs share="block"'),
+        ({"method": "tome", "refresh_destinations": 5}, "must be the same"),
+        ({"method": "todo", "ratio": 0.5}, "whole factors"),
+        ({"method": "todo", "where": "block"}, 'needs where="kv"'),
+        ({"method": "todo", "unmerge": "pinv"}, "has no such setting"),
+        ({"where": "kv", "modules": "self"}, 'needs where="module"'),
     ],
     ids=str,
 )
@@ -70,6 +80,14 @@ def test_settings_that_look_contradictory_but_are_not() -> None:
     tomadiff.Config(refresh_destinations=5, refresh_weights=5)
     tomadiff.Config(modules=("mlp", "cross", "self"))
     tomadiff.Config(ratio=0.01, regions="global")
+    tomadiff.Config(method="tome", ratio={1: 0.5}, where="block", refresh_destinations=5, refresh_weights=5)
+    tomadiff.Config(method="todo", ratio=0.889, shift=True)
+
+
+@pytest.mark.parametrize("method", ["toma", "tome", "tofu", "todo", "ideal"])
+def test_a_config_can_be_made_again_from_its_settings(method: str) -> None:
+    config = tomadiff.Config(method=method)
+    assert tomadiff.Config(**config.to_dict()) == config
 
 
 def test_config_is_frozen_and_keeps_a_copy() -> None:

@@ -33,6 +33,7 @@ import tomadiff
 from tomadiff.hook import Run
 
 PLACES = [{"where": "block"}, {"where": "module"}, {"where": "span"}]
+METHODS = [{"where": "kv"}, {"method": "tome"}, {"method": "tofu"}, {"method": "todo"}]
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -47,17 +48,17 @@ def state(model: nn.Module) -> dict[str, set[str]]:
 # -- on and off --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", PLACES, ids=str)
+@pytest.mark.parametrize("settings", [*PLACES, *METHODS], ids=str)
 def test_remove_is_bit_exact(pipe: DiffusionPipeline, settings: dict[str, Any]) -> None:
     before, attributes = draw(pipe), state(denoiser(pipe))
-    tomadiff.apply(pipe, ratio=0.5, **settings)
+    tomadiff.apply(pipe, **settings)
     assert distance(draw(pipe), before) > 1e-3, "merging must change the picture, or nothing is tested"
     tomadiff.remove(pipe)
     assert torch.equal(draw(pipe), before)
     assert state(denoiser(pipe)) == attributes, "nothing is left on any module"
 
 
-@pytest.mark.parametrize("settings", PLACES, ids=str)
+@pytest.mark.parametrize("settings", [*PLACES, *METHODS], ids=str)
 def test_ratio_zero_equals_the_unpatched_model(pipe: DiffusionPipeline, settings: dict[str, Any]) -> None:
     before = draw(pipe)
     tomadiff.apply(pipe, ratio=0, **settings)
@@ -131,14 +132,18 @@ def test_same_seed_same_image_run_to_run(pipe: DiffusionPipeline) -> None:
     assert torch.equal(draw(pipe), first)
 
 
-@pytest.mark.parametrize("settings", [*PLACES, {"weigh_keys": True}, {"preset": "toma"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [*PLACES, *METHODS, {"weigh_keys": True}, {"preset": "toma"}, {"where": "kv", "weigh_keys": True}],
+    ids=str,
+)
 def test_a_sample_does_not_depend_on_its_batch(name: str, settings: dict[str, Any]) -> None:
     if name == "sd3" and "weigh_keys" in settings:
         pytest.skip("SD3's attention takes no mask")
-    pipe = tomadiff.apply(make(name), ratio=0.5, **settings)
+    pipe = tomadiff.apply(make(name), **settings)
     together = draw(pipe, seeds=(0, 1, 2))
     for place, seed in enumerate((0, 1, 2)):
-        torch.testing.assert_close(draw(pipe, seeds=(seed,))[0], together[place], atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(draw(pipe, seeds=(seed,))[0], together[place], atol=1e-3, rtol=1e-3)
 
 
 # -- tokens ------------------------------------------------------------------------------------------------
@@ -196,6 +201,21 @@ def test_any_size_works_and_keeps_what_the_ratio_says(
         assert abs(site.kept - 0.6 * site.tokens) <= regions, "within one token a region"
 
 
+@pytest.mark.parametrize("settings", METHODS, ids=str)
+def test_any_size_works_with_every_method(
+    pipe: DiffusionPipeline, name: str, settings: dict[str, Any]
+) -> None:
+    tomadiff.apply(pipe, **settings)
+    assert draw(pipe, size=(9 * 16, 13 * 16), steps=1, guidance=1.0).isfinite().all()
+    for site in tomadiff.report(pipe).sites:
+        kept = 0.25 if settings.get("method") == "todo" else 0.5
+        sides = [math.ceil(9 / (2 * site.level) * 4), math.ceil(13 / (2 * site.level) * 4)]
+        if name in ("sd3", "flux"):
+            sides = [9, 13]
+        assert site.tokens == math.prod(sides)
+        assert abs(site.kept - kept * site.tokens) <= max(sides), "up to an edge"
+
+
 def test_unets_take_latents_that_neither_tiles_nor_levels_divide() -> None:
     for name in ("sd1", "sdxl"):
         pipe = tomadiff.apply(make(name), ratio=0.5)
@@ -216,7 +236,11 @@ GENERATIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", [{}, {"where": "span", "shift": True}, {"share": "block"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"where": "span", "shift": True}, {"share": "block"}, {"where": "kv"}, {"method": "tome"}],
+    ids=str,
+)
 @pytest.mark.parametrize("whole", [True, False], ids=["pipeline", "bare model"])
 def test_generations_in_a_row_do_not_disturb_each_other(
     name: str, settings: dict[str, Any], whole: bool

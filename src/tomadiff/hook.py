@@ -22,7 +22,7 @@ from .config import Config
 from .core import Schedule, destination_rows
 from .errors import ConfigError, UnsupportedModelError
 from .families import FAMILIES, Call, Family
-from .methods import METHODS
+from .methods import FROM_BLOCK_INPUT, METHODS
 from .sites import Place, find
 
 HOOK = "tomadiff"  # our name in diffusers' hook registries
@@ -30,8 +30,9 @@ PATCH = "_tomadiff"  # the model's attribute that holds its Patch
 
 
 class PlanKey(NamedTuple):
-    """Whom a plan serves: sites of a kind or one by name, in one of the calls of a step, on such tokens."""
+    """Whom a plan serves: sites of a kind, or one site or block by name, in one of the calls of a step, on such tokens."""
 
+    block: str  # the class of block
     kind: str
     name: str | None
     ratio: float
@@ -120,6 +121,8 @@ class Patch:
         self.phase: str | None = None  # which of these is under way; None for the model itself
         self.timed = True  # False once it ran on a device whose clock is not ours
         self.handles: list[RemovableHandle] = []
+        self.from_input = config.method in FROM_BLOCK_INPUT
+        self.block_input: Tensor | None = None  # of the block under way, where modules in it need that
         self._parameters = parameter_names(model)
         self._grid: tuple[Any, tuple[int, ...]] = (None, ())
         self._start = 0.0
@@ -134,6 +137,7 @@ class Patch:
         if self.clock.generation != generation:
             self.plans.clear()
         self.tables.clear()
+        self.block_input = None
         for hook in self.sites:  # an exception may have ended the last call on the way
             hook.run.clear()
         self.dense = self.clock.step < self._dense_steps()
@@ -152,8 +156,12 @@ class Patch:
         if self._grid[0] is not source:
             self._grid = (source, self.family.grid(self.model, source))
 
+    def before_block(self, block: nn.Module, args: tuple, kwargs: Call) -> None:
+        self.block_input = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+
     def after_model(self, model: nn.Module, args: tuple, output: Any) -> None:
         self.seconds["model"] += time.perf_counter() - self._start
+        self.block_input = None
         if self.config.where == "kv" and not any(hook.calls for hook in self.sites):
             raise UnsupportedModelError(
                 "no keys and values were merged: something replaced the attention of this model"
@@ -169,8 +177,9 @@ class Patch:
         arranged = hook.run.kept  # by an earlier site of the run
         grid = self._grid_at(hook, tokens.shape[1] if arranged is None else arranged.plan.regions.tokens)
         key = PlanKey(
-            kind=hook.site.kind,
-            name=hook.place.name if self.config.share == "block" else None,
+            block=type(hook.place.block).__name__,
+            kind="block" if self.from_input else hook.site.kind,
+            name=None if self.config.share == "kind" else self._owner(hook),
             ratio=hook.place.ratio,
             grid=grid,
             shifted=self.shifted(),
@@ -187,7 +196,9 @@ class Patch:
         with torch.no_grad():
             with self.spent("plan", tokens.device):
                 features = tokens if arranged is None else arranged.plan.regions.restore(tokens)
-                if hook.site.features is not None:
+                if self.block_input is not None:
+                    features = self.block_input
+                elif hook.site.features is not None and not self.from_input:
                     features = hook.site.features(module, {**call, hook.argument: features})
             with self.overhead("plan", tokens.device):
                 destinations = kept.plan.destinations if due == "weights" else None
@@ -204,6 +215,9 @@ class Patch:
         self.refreshes[due] += 1
         self.plans[key] = KeptPlan(plan, bias, kept.destinations_step if due == "weights" else step, step)
         return self.plans[key]
+
+    def _owner(self, hook: SiteHook) -> str:
+        return hook.place.block_name if self.from_input else hook.place.name
 
     def shifted(self) -> bool:
         """Whether regions are shifted in this step."""
@@ -407,6 +421,12 @@ def attach(patch: Patch) -> None:
         patch.model.register_forward_pre_hook(patch.before_model, with_kwargs=True),
         patch.model.register_forward_hook(patch.after_model),
     ]
+    if patch.from_input:
+        # whole blocks see their input themselves
+        blocks = {hook.place.block for hook in patch.sites if hook.site.path}
+        patch.handles += [
+            block.register_forward_pre_hook(patch.before_block, with_kwargs=True) for block in blocks
+        ]
     setattr(patch.model, PATCH, patch)
     # hooks hold on to the very modules they are on, so a copy has to be made without them
     patch.model.__deepcopy__ = functools.partial(_copy, patch)

@@ -20,6 +20,8 @@ class Place:
     site: Site
     module: nn.Module
     name: str
+    block: nn.Module  # that it is in, or is
+    block_name: str
     level: int
     ratio: float
     depth: float  # how far through the model it is, from 0 to 1
@@ -49,7 +51,8 @@ def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
                     )
                 full_name = f"{name}.{site.path}" if site.path else name
                 depth = number / len(blocks)
-                places.append(Place(site, part, full_name, level, _ratio(config, site, level), depth))
+                ratio = _ratio(config, site, level)
+                places.append(Place(site, part, full_name, module, name, level, ratio, depth))
     if not blocks:
         raise UnsupportedModelError(
             f"this {type(model).__name__} has no {' or '.join(b.name for b in family.blocks)} to merge in"

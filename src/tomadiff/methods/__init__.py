@@ -7,6 +7,8 @@ plan(features [B, N, C], grid, ratio, config, *, shifted, depth, destinations) -
 
 from . import ideal, todo, tofu, toma, tome
 
+# made once a block, from what goes into it, not from what its modules get
+FROM_BLOCK_INPUT = ("tome", "tofu")
 METHODS = {
     "toma": toma.plan,
     "tome": tome.plan,
@@ -15,4 +17,4 @@ METHODS = {
     "ideal": ideal.plan,
 }
 
-__all__ = ["METHODS"]
+__all__ = ["FROM_BLOCK_INPUT", "METHODS"]
