@@ -234,7 +234,7 @@ def test_merge_equals_the_formula_written_out() -> None:
     torch.testing.assert_close(merged(p, x)[0].double(), y, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(unmerged(p, y[None].float())[0].double(), a.T @ y, atol=1e-5, rtol=1e-5)
     onto = features(4, 1, 16, 6)
-    torch.testing.assert_close(p.unmerge(p.merge(x), onto=onto), onto + p.unmerge(p.merge(x)))
+    torch.testing.assert_close(p.unmerge(2 * p.merge(x), onto, p.merge(x)), onto + p.unmerge(p.merge(x)))
 
 
 def test_new_weights_keep_the_destinations() -> None:

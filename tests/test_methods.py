@@ -70,7 +70,7 @@ def test_tome_joins_the_most_similar_sources(
     copies = plan.unmerge(plan.merge(y))[0]
     for group in groups:
         torch.testing.assert_close(copies[group], merged[group[0]].expand(len(group), -1))
-    torch.testing.assert_close(plan.unmerge(plan.merge(y), onto=y)[0], copies + y[0])
+    torch.testing.assert_close(plan.unmerge(2 * plan.merge(y), y, plan.merge(y))[0], copies + y[0])
     sizes = {group[0]: len(group) for group in groups}
     assert plan.log_sizes().exp().round()[0].tolist() == [sizes[t] for t in plan.destinations[0].tolist()]
 

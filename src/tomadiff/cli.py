@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import tomadiff
-from tomadiff.bench import speed
+from tomadiff.bench import command as bench
 from tomadiff.config import CHOICES, PRESETS
 from tomadiff.demo import show
 from tomadiff.demo.embedded import EMBEDDED
@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     mapping.add_argument(
         "--at", type=int, nargs="+", metavar="STEP", help="steps to draw (first, middle and last)"
     )
-    speed.add_arguments(command("bench", speed.run, "measure the speed on SDXL's UNet"))
+    bench.add_arguments(command("bench", bench.run, "measure who is faster, and by how much"))
     command("families", families, "list the supported architectures")
     return root
 

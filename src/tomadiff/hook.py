@@ -30,7 +30,7 @@ PATCH = "_tomadiff"  # the model's attribute that holds its Patch
 
 
 class PlanKey(NamedTuple):
-    """Whom a plan serves: sites of a kind, or one site or block by name, in one of the calls of a step, on such tokens."""
+    """Whom a plan serves: sites of a kind, or one by name, in one of the calls of a step, on such tokens."""
 
     block: str  # the class of block
     kind: str
@@ -119,6 +119,7 @@ class Patch:
         self.refreshes = {"destinations": 0, "weights": 0}
         self.seconds = {"plan": 0.0, "merge": 0.0, "unmerge": 0.0, "model": 0.0}
         self.phase: str | None = None  # which of these is under way; None for the model itself
+        self.synchronise = False  # wait for the device around each of these: slow, but then times are known
         self.timed = True  # False once it ran on a device whose clock is not ours
         self.handles: list[RemovableHandle] = []
         self.from_input = config.method in FROM_BLOCK_INPUT
@@ -127,6 +128,7 @@ class Patch:
         self._grid: tuple[Any, tuple[int, ...]] = (None, ())
         self._start = 0.0
 
+    @torch.compiler.disable
     def before_model(self, model: nn.Module, args: tuple, kwargs: Call) -> None:
         """See where in a generation this call is, and how the image is laid out."""
         call = dict(zip(self._parameters, args)) | kwargs
@@ -156,9 +158,11 @@ class Patch:
         if self._grid[0] is not source:
             self._grid = (source, self.family.grid(self.model, source))
 
+    @torch.compiler.disable
     def before_block(self, block: nn.Module, args: tuple, kwargs: Call) -> None:
         self.block_input = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
 
+    @torch.compiler.disable
     def after_model(self, model: nn.Module, args: tuple, output: Any) -> None:
         self.seconds["model"] += time.perf_counter() - self._start
         self.block_input = None
@@ -196,7 +200,7 @@ class Patch:
         with torch.no_grad():
             with self.spent("plan", tokens.device):
                 features = tokens if arranged is None else arranged.plan.regions.restore(tokens)
-                if self.block_input is not None:
+                if self.from_input and hook.site.path:
                     features = self.block_input
                 elif hook.site.features is not None and not self.from_input:
                     features = hook.site.features(module, {**call, hook.argument: features})
@@ -237,11 +241,15 @@ class Patch:
     @contextlib.contextmanager
     def spent(self, on: str, device: torch.device) -> Iterator[None]:
         """Book the time of what is inside. Only the CPU works while we look; others run behind our back."""
+        if self.synchronise:
+            torch.get_device_module(device).synchronize()
         start, self.phase = time.perf_counter(), on
         try:
             yield
         finally:
             self.phase = None
+        if self.synchronise:
+            torch.get_device_module(device).synchronize()
         self.seconds[on] += time.perf_counter() - start
         self.timed &= device.type == "cpu"
 
@@ -293,6 +301,7 @@ class SiteHook(ModelHook):
         self.run = Run([self])
         self.tokens = self.kept = self.calls = self.dense_calls = 0
 
+    @torch.compiler.disable(recursive=False)
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         call: Call = dict(zip(self.parameters, args)) | kwargs
         self.calls += 1
@@ -311,6 +320,7 @@ class SiteHook(ModelHook):
         output = self.fn_ref.original_forward(**call)
         return self._unmerge(output, last) if last or each else output
 
+    @torch.compiler.disable
     def _merge(self, module: nn.Module, call: Call, first: bool = True) -> Tensor:
         """The site's sequence with merged image tokens, which the run keeps in mind."""
         run, sequence = self.run, call[self.argument]
@@ -324,6 +334,7 @@ class SiteHook(ModelHook):
             self.tokens, self.kept = plan.regions.tokens, run.merged.shape[1]
             return torch.cat([sequence[:, : run.text], run.merged], dim=1) if run.text else run.merged
 
+    @torch.compiler.disable(recursive=False)
     def _attend(self, module: nn.Module, call: Call) -> Tensor | tuple[Tensor, ...]:
         """Keys and values from merged tokens, queries from all: what comes back is whole."""
         if getattr(module, "fused_projections", False):
@@ -347,11 +358,13 @@ class SiteHook(ModelHook):
                 handle.remove()
             self.run.clear()
 
+    @torch.compiler.disable
     def _follow(self, call: Call) -> None:
         """What belongs to single tokens follows them: positions, and how much a key counts."""
         site, kept = self.site, self.run.kept
         if site.rotary is not None and call.get(site.rotary) is not None:
-            call[site.rotary] = self.patch.table(kept.plan, call[site.rotary], site.keys_only)
+            with self.patch.spent("merge", self.run.merged.device):
+                call[site.rotary] = self.patch.table(kept.plan, call[site.rotary], site.keys_only)
         arguments = (
             call | (call.get("cross_attention_kwargs") or {}) | (call.get("joint_attention_kwargs") or {})
         )
@@ -364,13 +377,14 @@ class SiteHook(ModelHook):
         if site.weigh_keys is not None and kept.key_bias is not None:
             site.weigh_keys(call, kept.key_bias, self.run.text)
 
+    @torch.compiler.disable
     def _unmerge(self, output: Any, last: bool) -> Any:
         run, plan = self.run, self.run.kept.plan
 
         def whole(y: Tensor) -> Tensor:
             # unmerging the change leaves every token its own detail
             if self.site.residual:
-                x = plan.unmerge(y - run.merged, onto=run.tokens)
+                x = plan.unmerge(y, run.tokens, run.merged)
             else:
                 x = plan.unmerge(y[:, run.text :] if run.text else y)
             x = plan.regions.restore(x) if last else x

@@ -21,8 +21,11 @@ class Reduction(Protocol):
     def merge(self, x: Tensor) -> Tensor:
         """Arranged tokens, [B, R * n, C], into merged ones, [B, K, C]."""
 
-    def unmerge(self, y: Tensor, onto: Tensor | None = None) -> Tensor:
-        """Merged tokens, [B, K, C], into arranged ones, [B, R * n, C], added to `onto` where it is given."""
+    def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
+        """Merged tokens, [B, K, C], into arranged ones, [B, R * n, C].
+
+        With `onto` and `merged`, tokens before and after merging, the change y - merged is added to `onto`.
+        """
 
     def owners(self) -> Tensor:
         """[B, N] the destination that gets most of each token."""
@@ -45,8 +48,8 @@ class Plan:
     def merge(self, x: Tensor) -> Tensor:
         return self.slots.pack(torch.bmm(self.merging.to(x.dtype), self.regions.split(x)))
 
-    def unmerge(self, y: Tensor, onto: Tensor | None = None) -> Tensor:
-        y = self.slots.unpack(y)
+    def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
+        y = self.slots.unpack(y if onto is None else y - merged)
         unmerging = self.unmerging.to(y.dtype)
         if onto is None:
             x = torch.bmm(unmerging, y)

@@ -19,7 +19,7 @@ class FirstTokens:
     def merge(self, x: Tensor) -> Tensor:
         return x[:, : self.destinations.shape[1]]
 
-    def unmerge(self, y: Tensor, onto: Tensor | None = None) -> Tensor:
+    def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
         # what the site computed is dropped: putting it anywhere would cost time
         return y[:, :1].expand(-1, self.regions.tokens, -1) if onto is None else onto
 

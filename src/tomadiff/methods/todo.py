@@ -23,7 +23,7 @@ class Downsampling:
     def merge(self, x: Tensor) -> Tensor:
         return x.index_select(1, self.destinations[0])
 
-    def unmerge(self, y: Tensor, onto: Tensor | None = None) -> Tensor:
+    def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
         raise NotImplementedError("nothing comes back merged: queries are whole")
 
     def owners(self) -> Tensor:

@@ -29,9 +29,8 @@ class Matching:
         sums.index_add_(0, _rows(self.joined, self.destinations.shape[1]), x.flatten(0, 1))
         return sums.view(*self.destinations.shape, -1).div_(self.sizes()[..., None])
 
-    def unmerge(self, y: Tensor, onto: Tensor | None = None) -> Tensor:
-        copies = pick(y, self.joined)
-        return copies if onto is None else onto + copies
+    def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
+        return pick(y, self.joined) if onto is None else onto + pick(y - merged, self.joined)
 
     def owners(self) -> Tensor:
         return self.destinations.gather(1, self.joined)

@@ -1,0 +1,375 @@
+"""`tomadiff bench`: who is faster, by how much, and how close to what is possible."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import inspect
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers import DiffusionPipeline
+from torch import nn
+
+import tomadiff
+
+from ..demo.embedded import EMBEDDED
+from ..families import Family, family_of
+from ..generate import write_whole
+from ..hook import denoiser
+from ..load import DTYPES, load
+from . import figures, models
+from .contenders import DENSE, NAMES, OURS, TOMESD, Contender, contender, pairs
+from .count import count, patch_for_counting
+from .measure import Progress, Run, rounds
+from .plot import plot
+
+PAPER: dict[str, Any] = {"size": [(1024, 1024)], "ratio": [0.25, 0.5, 0.75], "repeats": 100}
+USUAL: dict[str, Any] = {"ratio": [0.5], "repeats": 3}
+
+
+@dataclass
+class Record:
+    """All that was measured, as it is kept in a file."""
+
+    about: dict[str, Any]
+    runs: list[Run] = field(default_factory=list)
+    counts: list[figures.Row] = field(default_factory=list)
+    keep_steps: dict[str, int] = field(default_factory=dict)  # for which a method keeps its plans
+
+    def rows(self) -> list[figures.Row]:
+        return figures.rows(self.runs, self.counts, self.keep_steps)
+
+    def save(self, path: Path) -> None:
+        content = {**asdict(self), "rows": self.rows()}
+        write_whole(path, lambda partial: partial.write_text(json.dumps(content, indent=1)))
+
+    def resume(self, path: Path) -> None:
+        """Take over the runs of a file, if they were made in the same way."""
+        earlier = json.loads(path.read_text())
+        # through JSON and back, tuples are lists on both sides
+        changed = [
+            key
+            for key, value in json.loads(json.dumps(self.about)).items()
+            if earlier["about"].get(key) != value
+        ]
+        if changed:
+            was = ", ".join(f"{key} was {earlier['about'].get(key)!r}" for key in changed)
+            raise ValueError(
+                f"can't resume {path}, which was measured differently: {was}; take another --json"
+            )
+        self.runs = [Run(**{**run, "size": tuple(run["size"])}) for run in earlier["runs"]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        default="sdxl",
+        help=f"true widths, random weights: {', '.join(models.ARCHITECTURES)}; or {', '.join(EMBEDDED)}, "
+        "a folder, a hub id (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--depth", type=float, default=1.0, help="share of its blocks to build, if it doesn't fit"
+    )
+    parser.add_argument(
+        "--size", type=_size, nargs="+", metavar="S", help="pixels: 1024, or 832x1216 (H x W)"
+    )
+    parser.add_argument("--batch", type=int, default=1, help="pictures in a call")
+    parser.add_argument("--ratio", type=float, nargs="+", help="shares of tokens removed (default: 0.5)")
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        metavar="M",
+        help=f"any of {', '.join(NAMES)}; single settings follow a colon, as in {OURS}:where=span,shift=True "
+        "(default: all that the model allows)",
+    )
+    parser.add_argument("--repeats", type=int, help="rounds, each with one run of every method (default: 3)")
+    parser.add_argument("--steps", type=int, help="time whole generations of so many steps, not single calls")
+    parser.add_argument(
+        "--guidance", type=float, help="default: none in single calls, the pipeline's own in generations"
+    )
+    parser.add_argument(
+        "--protocol",
+        choices=["paper"],
+        help="whole generations at 1024, the paper's steps and ratios, 100 rounds",
+    )
+    parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, help="of the CPU")
+    parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
+    parser.add_argument("--no-count", action="store_true", help="don't count FLOPs and launches")
+    parser.add_argument("--json", type=Path, help="write everything to this file, after every round")
+    parser.add_argument("--resume", action="store_true", help="go on from what is in the --json file")
+    parser.add_argument("--csv", type=Path, help="write one row a run")
+    parser.add_argument("--plot", type=Path, help="draw speed-up against ratio, and time against size")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Time methods against each other, in turns, on one call of a model or on whole generations."""
+    settle(args)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    family = None
+    if args.model in models.ARCHITECTURES:  # a mistake should not wait for ten gigabytes
+        family = family_of(models.skeleton_of(args.model, args.depth))
+        todo = chosen(args, family)
+    pipe = pipeline(args)
+    model = denoiser(pipe)[0]
+    if family is None:
+        family = family_of(model)
+        todo = chosen(args, family)
+    record = Record(about(args))
+    if args.resume and args.json.exists():
+        record.resume(args.json)
+    interrupted = False
+    try:
+        for size in args.size or [default_size(args, pipe)]:
+            measure_size(args, record, pipe, model, family, size, todo)
+    except KeyboardInterrupt:
+        interrupted = True
+        if not record.runs:
+            raise
+        print("\ninterrupted: what follows is what was finished", file=sys.stderr)
+    show(args, record)
+    return 130 if interrupted else 0
+
+
+def settle(args: argparse.Namespace) -> None:
+    """Fill in what a protocol or nobody says, and refuse what makes no sense."""
+    defaults = PAPER if args.protocol else USUAL
+    for name, value in defaults.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    if args.protocol and args.steps is None:
+        args.steps = models.ARCHITECTURES[args.model].steps if args.model in models.ARCHITECTURES else 50
+    for name in ("batch", "repeats", "steps", "threads"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} {value} must be at least 1")
+    if args.resume and not args.json:
+        raise ValueError("--resume goes on from a file: name it with --json")
+    if args.depth != 1 and args.model not in models.ARCHITECTURES:
+        raise ValueError(f"--depth builds a model with fewer blocks, and {args.model!r} is there already")
+    for path in filter(None, (args.json, args.csv, args.plot)):
+        if not path.parent.is_dir():
+            raise ValueError(f"can't write {path}: there is no folder {path.parent}")
+
+
+def chosen(args: argparse.Namespace, family: Family) -> list[tuple[str, float]]:
+    """Methods and ratios to measure."""
+    methods = args.methods or [name for name in NAMES if name != TOMESD or family.name == "unet"]
+    measured, left_out = pairs(methods, args.ratio, family)
+    for line in left_out:
+        print(line, file=sys.stderr)
+    return measured
+
+
+def pipeline(args: argparse.Namespace) -> DiffusionPipeline:
+    if args.model not in models.ARCHITECTURES:
+        pipe = load(args.model, args.device, args.dtype)
+    else:
+        print(f"building {models.ARCHITECTURES[args.model].title} with random weights...", file=sys.stderr)
+        torch.manual_seed(0)
+        pipe = models.build(
+            args.model, args.depth, DTYPES[args.dtype], args.device, decoder=args.steps is not None
+        )
+    pipe.set_progress_bar_config(disable=True)
+    if args.compile:
+        # one program for each method, and the hooks' own code is not traced through
+        torch._dynamo.config.recompile_limit = 256
+        denoiser(pipe)[0].compile()
+    return pipe
+
+
+def default_size(args: argparse.Namespace, pipe: DiffusionPipeline) -> tuple[int, int]:
+    if args.model in models.ARCHITECTURES:
+        return models.ARCHITECTURES[args.model].size
+    side = inspect.signature(pipe.__call__).parameters["height"].default
+    if side is None:  # then it is what the model was trained on
+        side = getattr(pipe, "default_sample_size", None) or denoiser(pipe)[0].config.get("sample_size", 0)
+        side *= getattr(pipe, "vae_scale_factor", 0)
+    if not side:
+        raise ValueError(f"{type(pipe).__name__} has no usual size: give one with --size")
+    return side, side
+
+
+def measure_size(
+    args: argparse.Namespace,
+    record: Record,
+    pipe: DiffusionPipeline,
+    model: nn.Module,
+    family: Family,
+    size: tuple[int, int],
+    todo: Sequence[tuple[str, float]],
+) -> None:
+    """Count and time all methods on pictures of one size, and keep the record up to date."""
+    guidance = args.guidance if args.steps or args.guidance else 1.0
+    arguments = models.arguments(pipe, size, args.batch, guidance)
+    step = models.capture(pipe, arguments)
+    if not args.no_count:
+        record.counts += counted(args, step, model, family, size, todo)
+    whole = args.steps is not None
+    entries = [contender(model, pipe if whole else None, *pair) for pair in todo]
+    record.keep_steps |= {
+        e.method: 1 if whole or e.plans_in_every_call else e.config.refresh_weights for e in entries
+    }
+    for entry in entries:
+        if not whole and entry.config and entry.config.dense_steps:
+            raise ValueError(f"{entry.method}: single calls have no first steps to leave dense; add --steps")
+    done = finished_rounds(record.runs, size, entries)
+    call = partial(generate, pipe, arguments, args.steps) if whole else step
+    numbers = [number for number in range(args.repeats) if number not in done]
+    record.runs = [run for run in record.runs if run.size != size or run.round in done]
+    if not numbers:
+        return
+    progress = partial(tell, f"{size[0]} x {size[1]}")
+    for runs in rounds(call, entries, size, numbers, torch.device(args.device), whole, progress):
+        record.runs += runs
+        if args.json:
+            record.save(args.json)
+
+
+def finished_rounds(runs: Sequence[Run], size: tuple[int, int], entries: Sequence[Contender]) -> set[int]:
+    """Rounds in which every contender had its turn."""
+    there = {(run.round, run.method, run.ratio) for run in runs if run.size == size}
+    return {
+        number
+        for number in {run.round for run in runs}
+        if all((number, entry.method, entry.ratio) in there for entry in entries)
+    }
+
+
+def generate(pipe: DiffusionPipeline, arguments: dict[str, Any], steps: int, number: int) -> Any:
+    """One whole generation, the same in every round."""
+    return pipe(**arguments, num_inference_steps=steps, generator=torch.Generator().manual_seed(0))
+
+
+def counted(
+    args: argparse.Namespace,
+    step: models.Step,
+    model: nn.Module,
+    family: Family,
+    size: tuple[int, int],
+    todo: Sequence[tuple[str, float]],
+) -> list[figures.Row]:
+    """FLOPs and launches of each method, averaged over the steps for which it keeps its plans."""
+    skeleton = models.skeleton(model)
+    call, grid = step.on(skeleton), family.grid(model, step.argument(family.grid_from))
+    dense = count(call).per_step.total
+    found = []
+    for number, (method, ratio) in enumerate(todo):
+        tell_counting(number, len(todo))
+        entry = contender(skeleton, None, method, ratio)
+        if entry.config:
+            cycle = count(call, patch_for_counting(skeleton, family, entry.config, grid))
+        else:
+            entry.on()
+            try:
+                cycle = count(call)
+            finally:
+                entry.off()
+        step_counts = cycle.per_step
+        found.append(
+            {
+                "size": size,
+                "method": method,
+                "ratio": ratio,
+                "model_flops": step_counts.model.flops,
+                "overhead_flops": step_counts.overhead.flops,
+                "overhead_flops_share": step_counts.overhead.flops / dense.flops if entry.config else None,
+                "bytes": step_counts.total.bytes,
+                "launches": step_counts.total.launches,
+                "launches_added": step_counts.total.launches - dense.launches if method != DENSE else None,
+            }
+        )
+    tell_counting(len(todo), len(todo))
+    return found
+
+
+def tell_counting(done: int, of: int) -> None:
+    end = "\n" if done == of else "\r"
+    print(f"counting FLOPs and launches: {done} of {of}", end=end, file=sys.stderr, flush=True)
+
+
+def tell(what: str, progress: Progress) -> None:
+    left = f"{progress.left / 60:.0f} min" if progress.left >= 60 else f"{progress.left:.0f} s"
+    print(
+        f"[{what}: {progress.done}/{progress.of}, {left} left] {progress.label}: {progress.seconds:.2f} s",
+        file=sys.stderr,
+    )
+
+
+def about(args: argparse.Namespace) -> dict[str, Any]:
+    """All that a figure depends on, apart from what has a column of its own."""
+    named = args.model in models.ARCHITECTURES
+    return {
+        "model": args.model,
+        "depth": args.depth,
+        "blocks": models.depth_note(args.model, args.depth) or "all" if named else "all",
+        "weights": "random" if named else "its own",
+        "unit": f"generation of {args.steps} steps" if args.steps else "call",
+        "batch": args.batch,
+        "guidance": args.guidance,
+        "dtype": args.dtype,
+        "device": args.device,
+        "processor": processor(args.device),
+        "threads": torch.get_num_threads(),
+        "compile": args.compile,
+        "tomadiff": tomadiff.__version__,
+        "torch": torch.__version__,
+        "diffusers": diffusers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def processor(device: str) -> str:
+    """The name of the GPU or CPU."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def show(args: argparse.Namespace, record: Record) -> None:
+    """The table and the words on the screen, and the files that were asked for."""
+    rows, unit = record.rows(), "call" if args.steps is None else "image"
+    print(", ".join(f"{key} {value}" for key, value in record.about.items()))
+    print(figures.table(rows, unit))
+    print(*figures.words(rows), sep="\n")
+    if args.json:
+        record.save(args.json)
+    if args.csv:
+        write_whole(args.csv, partial(write_csv, record))
+    if args.plot:
+        of = "" if record.about["blocks"] == "all" else f", {record.about['blocks']}"
+        plot(rows, f"{args.model}{of}, {args.dtype}, {record.about['processor']}", args.plot)
+
+
+def write_csv(record: Record, path: Path) -> None:
+    with path.open("w", newline="") as file:
+        columns = [column.name for column in fields(Run)]
+        writer = csv.DictWriter(file, [*columns, *record.about])
+        writer.writeheader()
+        for run in record.runs:
+            writer.writerow({**asdict(run), "size": f"{run.size[0]}x{run.size[1]}", **record.about})
+
+
+def _size(text: str) -> tuple[int, int]:
+    try:
+        sides = tuple(int(side) for side in text.lower().split("x"))
+        height, width = sides * 2 if len(sides) == 1 else sides
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: give 1024, or 832x1216") from None
+    if min(height, width) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: sides must be at least 1 pixel")
+    return height, width
