@@ -57,7 +57,7 @@ def test_the_public_names_are_these() -> None:
         (["families"], 0, "UNet2DConditionModel"),
         (["--version"], 0, tomadiff.__version__),
         (["bench", "--ratio", "1.5"], 2, "below 1"),
-        (["bench", "--methods", "tomata"], 2, "unknown preset"),
+        (["bench", "--methods", "tomata"], 2, "unknown method"),
         (["nonsense"], 2, "invalid choice"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

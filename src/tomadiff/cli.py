@@ -19,6 +19,7 @@ from tomadiff.viz import beside, merge_map
 
 SETTINGS = (
     "ratio",
+    "method",
     "where",
     "regions",
     "region_size",
@@ -84,9 +85,9 @@ def add_picture_arguments(added: argparse.ArgumentParser, output: str) -> None:
     added.add_argument("--device", default="cpu")
     added.add_argument("--dtype", choices=list(DTYPES), default="fp32")
     settings = added.add_argument_group("merging")
-    settings.add_argument("--ratio", type=float, default=0.5, help="share of tokens removed (default: 0.5)")
+    settings.add_argument("--ratio", type=float, help="share of tokens removed (default: the method's own)")
     settings.add_argument("--preset", choices=list(PRESETS))
-    for name in ("where", "regions", "assign", "share"):
+    for name in ("method", "where", "regions", "assign", "share"):
         settings.add_argument(f"--{name}", choices=CHOICES[name])
     settings.add_argument("--region-size", type=int)
     settings.add_argument("--dense-steps", type=lambda text: float(text) if "." in text else int(text))
@@ -118,7 +119,8 @@ def generate(args: argparse.Namespace) -> None:
             settings |= {"steps": request.steps, "tomadiff": tomadiff.report(pipe).settings}
         print(f"{output}: {seconds:.2f} s" + (f", dense {dense[1]:.2f} s" if dense else ""))
         if dense:
-            labels = [f"dense, {dense[1]:.2f} s", f"ratio {args.ratio}, {seconds:.2f} s"]
+            ratio = settings["tomadiff"]["ratio"]
+            labels = [f"dense, {dense[1]:.2f} s", f"ratio {ratio}, {seconds:.2f} s"]
             picture = beside([dense[0], picture], labels)
         save(picture, output, settings)
 
@@ -148,7 +150,8 @@ def families(args: argparse.Namespace) -> None:
 def prepare(args: argparse.Namespace) -> tuple[Any, Request]:
     """The pipeline and what to ask of it; mistakes come up before anything long starts."""
     check_writable(args.output)
-    tomadiff.Config(ratio=args.ratio)
+    if args.preset is None:
+        tomadiff.Config(**chosen(args))
     pipe = load(args.model, args.device, args.dtype)
     size = tuple(args.size) if args.size else None
     return pipe, Request(args.prompt, args.seed, args.steps, size, args.guidance)

@@ -10,13 +10,17 @@ from .demo.embedded import EMBEDDED, load_embedded
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def load(model: str, device: str = "cpu", dtype: str = "fp32") -> DiffusionPipeline:
-    """An embedded model by its name, or any pipeline by hub id or folder."""
+def check_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"can't use device {device!r} here: {reason}") from error
+
+
+def load(model: str, device: str = "cpu", dtype: str = "fp32") -> DiffusionPipeline:
+    """An embedded model by its name, or any pipeline by hub id or folder."""
+    check_device(device)
     if model in EMBEDDED:
         return load_embedded(model, DTYPES[dtype]).to(device)
     try:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import inspect
-import json
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,48 +22,16 @@ from ..demo.embedded import EMBEDDED
 from ..families import Family, family_of
 from ..generate import write_whole
 from ..hook import denoiser
-from ..load import DTYPES, load
-from . import figures, models
-from .contenders import DENSE, NAMES, OURS, TOMESD, Contender, contender, pairs
-from .count import count, patch_for_counting
-from .measure import Progress, Run, rounds
+from ..load import DTYPES, check_device, load
+from . import expect, figures, models
+from .contenders import NAMES, OURS, PLAIN, TOMESD, configuration, contender, pairs
+from .measure import Progress, rounds
 from .plot import plot
+from .record import Record, finished_rounds, processor, write_csv
+from .roofline import cpu_device
 
 PAPER: dict[str, Any] = {"size": [(1024, 1024)], "ratio": [0.25, 0.5, 0.75], "repeats": 100}
 USUAL: dict[str, Any] = {"ratio": [0.5], "repeats": 3}
-
-
-@dataclass
-class Record:
-    """All that was measured, as it is kept in a file."""
-
-    about: dict[str, Any]
-    runs: list[Run] = field(default_factory=list)
-    counts: list[figures.Row] = field(default_factory=list)
-    keep_steps: dict[str, int] = field(default_factory=dict)  # for which a method keeps its plans
-
-    def rows(self) -> list[figures.Row]:
-        return figures.rows(self.runs, self.counts, self.keep_steps)
-
-    def save(self, path: Path) -> None:
-        content = {**asdict(self), "rows": self.rows()}
-        write_whole(path, lambda partial: partial.write_text(json.dumps(content, indent=1)))
-
-    def resume(self, path: Path) -> None:
-        """Take over the runs of a file, if they were made in the same way."""
-        earlier = json.loads(path.read_text())
-        # through JSON and back, tuples are lists on both sides
-        changed = [
-            key
-            for key, value in json.loads(json.dumps(self.about)).items()
-            if earlier["about"].get(key) != value
-        ]
-        if changed:
-            was = ", ".join(f"{key} was {earlier['about'].get(key)!r}" for key in changed)
-            raise ValueError(
-                f"can't resume {path}, which was measured differently: {was}; take another --json"
-            )
-        self.runs = [Run(**{**run, "size": tuple(run["size"])}) for run in earlier["runs"]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["paper"],
         help="whole generations at 1024, the paper's steps and ratios, 100 rounds",
     )
-    parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
+    parser.add_argument(
+        "--expect",
+        action="store_true",
+        help="time nothing: print what a roofline expects of GPUs, from counted FLOPs, bytes and launches",
+    )
+    parser.add_argument("--dtype", choices=list(DTYPES), help="default: fp32, and bf16 with --expect")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, help="of the CPU")
     parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
@@ -117,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
     settle(args)
     if args.threads:
         torch.set_num_threads(args.threads)
+    if args.expect:
+        return run_expect(args)
     family = None
     if args.model in models.ARCHITECTURES:  # a mistake should not wait for ten gigabytes
         family = family_of(models.skeleton_of(args.model, args.depth))
@@ -142,18 +114,38 @@ def run(args: argparse.Namespace) -> int:
     return 130 if interrupted else 0
 
 
+def run_expect(args: argparse.Namespace) -> int:
+    """Print the expectation for one call, as the pipeline makes it, without building any weights."""
+    pipe = models.build(args.model, args.depth, DTYPES[args.dtype], "meta")
+    model = denoiser(pipe)[0]
+    family = family_of(model)
+    for size in args.size or [models.ARCHITECTURES[args.model].size]:
+        step = models.capture(pipe, models.arguments(pipe, size, args.batch, args.guidance))
+        counted = expect.count_all(step, model, family, size, chosen(args, family))
+        print(
+            f"{args.model}, {size[0]} x {size[1]}, {args.dtype}: expected, not measured; time saved in a call"
+        )
+        print(expect.table(counted))
+    return 0
+
+
 def settle(args: argparse.Namespace) -> None:
     """Fill in what a protocol or nobody says, and refuse what makes no sense."""
     defaults = PAPER if args.protocol else USUAL
     for name, value in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
+    if args.dtype is None:
+        args.dtype = "bf16" if args.expect else "fp32"
+    if args.expect and args.model not in models.ARCHITECTURES:
+        raise ValueError(f"--expect knows {', '.join(models.ARCHITECTURES)}, not {args.model!r}")
     if args.protocol and args.steps is None:
         args.steps = models.ARCHITECTURES[args.model].steps if args.model in models.ARCHITECTURES else 50
     for name in ("batch", "repeats", "steps", "threads"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name} {value} must be at least 1")
+    check_device(args.device)
     if args.resume and not args.json:
         raise ValueError("--resume goes on from a file: name it with --json")
     if args.depth != 1 and args.model not in models.ARCHITECTURES:
@@ -167,6 +159,9 @@ def chosen(args: argparse.Namespace, family: Family) -> list[tuple[str, float]]:
     """Methods and ratios to measure."""
     methods = args.methods or [name for name in NAMES if name != TOMESD or family.name == "unet"]
     measured, left_out = pairs(methods, args.ratio, family)
+    for method, ratio in measured:
+        if not args.steps and method not in PLAIN and configuration(method, ratio, family).dense_steps:
+            raise ValueError(f"{method}: single calls have no first steps to leave dense; add --steps")
     for line in left_out:
         print(line, file=sys.stderr)
     return measured
@@ -211,19 +206,20 @@ def measure_size(
     todo: Sequence[tuple[str, float]],
 ) -> None:
     """Count and time all methods on pictures of one size, and keep the record up to date."""
+    whole = args.steps is not None
     guidance = args.guidance if args.steps or args.guidance else 1.0
     arguments = models.arguments(pipe, size, args.batch, guidance)
     step = models.capture(pipe, arguments)
     if not args.no_count:
-        record.counts += counted(args, step, model, family, size, todo)
-    whole = args.steps is not None
+        counted = expect.count_all(step, model, family, size, todo)
+        # the roofline can be checked where its peaks can be measured
+        device = cpu_device() if (args.device, args.dtype, whole) == ("cpu", "fp32", False) else None
+        record.counts += expect.rows(counted, size, device)
     entries = [contender(model, pipe if whole else None, *pair) for pair in todo]
+    record.settings |= {entry.label: entry.settings for entry in entries}
     record.keep_steps |= {
         e.method: 1 if whole or e.plans_in_every_call else e.config.refresh_weights for e in entries
     }
-    for entry in entries:
-        if not whole and entry.config and entry.config.dense_steps:
-            raise ValueError(f"{entry.method}: single calls have no first steps to leave dense; add --steps")
     done = finished_rounds(record.runs, size, entries)
     call = partial(generate, pipe, arguments, args.steps) if whole else step
     numbers = [number for number in range(args.repeats) if number not in done]
@@ -237,66 +233,9 @@ def measure_size(
             record.save(args.json)
 
 
-def finished_rounds(runs: Sequence[Run], size: tuple[int, int], entries: Sequence[Contender]) -> set[int]:
-    """Rounds in which every contender had its turn."""
-    there = {(run.round, run.method, run.ratio) for run in runs if run.size == size}
-    return {
-        number
-        for number in {run.round for run in runs}
-        if all((number, entry.method, entry.ratio) in there for entry in entries)
-    }
-
-
 def generate(pipe: DiffusionPipeline, arguments: dict[str, Any], steps: int, number: int) -> Any:
     """One whole generation, the same in every round."""
     return pipe(**arguments, num_inference_steps=steps, generator=torch.Generator().manual_seed(0))
-
-
-def counted(
-    args: argparse.Namespace,
-    step: models.Step,
-    model: nn.Module,
-    family: Family,
-    size: tuple[int, int],
-    todo: Sequence[tuple[str, float]],
-) -> list[figures.Row]:
-    """FLOPs and launches of each method, averaged over the steps for which it keeps its plans."""
-    skeleton = models.skeleton(model)
-    call, grid = step.on(skeleton), family.grid(model, step.argument(family.grid_from))
-    dense = count(call).per_step.total
-    found = []
-    for number, (method, ratio) in enumerate(todo):
-        tell_counting(number, len(todo))
-        entry = contender(skeleton, None, method, ratio)
-        if entry.config:
-            cycle = count(call, patch_for_counting(skeleton, family, entry.config, grid))
-        else:
-            entry.on()
-            try:
-                cycle = count(call)
-            finally:
-                entry.off()
-        step_counts = cycle.per_step
-        found.append(
-            {
-                "size": size,
-                "method": method,
-                "ratio": ratio,
-                "model_flops": step_counts.model.flops,
-                "overhead_flops": step_counts.overhead.flops,
-                "overhead_flops_share": step_counts.overhead.flops / dense.flops if entry.config else None,
-                "bytes": step_counts.total.bytes,
-                "launches": step_counts.total.launches,
-                "launches_added": step_counts.total.launches - dense.launches if method != DENSE else None,
-            }
-        )
-    tell_counting(len(todo), len(todo))
-    return found
-
-
-def tell_counting(done: int, of: int) -> None:
-    end = "\n" if done == of else "\r"
-    print(f"counting FLOPs and launches: {done} of {of}", end=end, file=sys.stderr, flush=True)
 
 
 def tell(what: str, progress: Progress) -> None:
@@ -330,16 +269,6 @@ def about(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def processor(device: str) -> str:
-    """The name of the GPU or CPU."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 def show(args: argparse.Namespace, record: Record) -> None:
     """The table and the words on the screen, and the files that were asked for."""
     rows, unit = record.rows(), "call" if args.steps is None else "image"
@@ -353,15 +282,6 @@ def show(args: argparse.Namespace, record: Record) -> None:
     if args.plot:
         of = "" if record.about["blocks"] == "all" else f", {record.about['blocks']}"
         plot(rows, f"{args.model}{of}, {args.dtype}, {record.about['processor']}", args.plot)
-
-
-def write_csv(record: Record, path: Path) -> None:
-    with path.open("w", newline="") as file:
-        columns = [column.name for column in fields(Run)]
-        writer = csv.DictWriter(file, [*columns, *record.about])
-        writer.writeheader()
-        for run in record.runs:
-            writer.writerow({**asdict(run), "size": f"{run.size[0]}x{run.size[1]}", **record.about})
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 from torch import nn
@@ -15,6 +17,7 @@ from ..errors import ConfigError
 from ..families import Family, family_of
 
 DENSE, TOMESD, OURS = "dense", "tomesd", "tomadiff"
+PLAIN = (DENSE, TOMESD)  # without a patch of ours
 # our default, then the paper's variants and the other methods as they were published
 NAMES = (
     DENSE,
@@ -24,6 +27,8 @@ NAMES = (
     *(name for name in DEFAULTS if name not in ("toma", "ideal")),
     TOMESD,
 )
+
+TOMESD_SETTINGS = {"max_downsample": 4}  # its own default, 1, finds nothing to merge in SDXL
 
 
 @dataclass(frozen=True)
@@ -38,22 +43,32 @@ class Contender:
 
     @property
     def label(self) -> str:
-        return f"{self.method} at {self.ratio:g}" if self.ratio else self.method
+        return label(self.method, self.ratio)
 
     @property
     def config(self) -> Config | None:
         return self.patch.config if self.patch else None
 
     @property
+    def settings(self) -> dict[str, Any]:
+        if self.method == TOMESD:
+            return {"ratio": self.ratio, **TOMESD_SETTINGS, "version": version("tomesd")}
+        return self.config.to_dict() if self.config else {}
+
+    @property
     def plans_in_every_call(self) -> bool:
         return self.config is None or self.config.refresh_weights == 1
+
+
+def label(method: str, ratio: float) -> str:
+    return f"{method} at {ratio:g}" if ratio else method
 
 
 def configuration(method: str, ratio: float, family: Family) -> Config:
     """By name, with single settings behind it where wanted: `tomadiff:where=span,shift=True`."""
     name, _, fields = method.partition(":")
     settings: dict[str, Any] = {"ratio": ratio, **dict(map(_setting, filter(None, fields.split(","))))}
-    if name not in NAMES or name in (DENSE, TOMESD):
+    if name not in NAMES or name in PLAIN:
         raise ConfigError(
             f"unknown method {method!r}; there are {', '.join(NAMES)}, and {OURS}:setting=value,..."
         )
@@ -73,6 +88,8 @@ def pairs(
             continue
         if method == TOMESD and family.name != "unet":
             raise ConfigError(f"tomesd knows UNets only, not {family.covers}; leave it out, or take tome")
+        if method == TOMESD and find_spec("tomesd") is None:
+            raise ImportError("tomesd is not there to compare with: pip install 'tomadiff[bench]'")
         possible = []
         for ratio in ratios:
             try:
@@ -96,11 +113,10 @@ def contender(model: nn.Module, pipeline: Any, method: str, ratio: float) -> Con
     if method == TOMESD:
         import tomesd
 
-        # its own default, max_downsample=1, finds nothing to merge in SDXL
         return Contender(
             method,
             ratio,
-            lambda: tomesd.apply_patch(model, ratio=ratio, max_downsample=4),
+            lambda: tomesd.apply_patch(model, ratio=ratio, **TOMESD_SETTINGS),
             lambda: tomesd.remove_patch(model),
         )
     family = family_of(model)

@@ -79,6 +79,9 @@ def table(figures: Sequence[Row], unit: str) -> str:
         "ratio": [f"{row['ratio']:g}" if row["ratio"] else "-" for row in figures],
         f"s / {unit}": [_seconds_text(row["seconds"]) for row in figures],
         "speed-up (middle half)": [_speedup(row) for row in figures],
+        "expected": [
+            f"{row['expected_speedup']:.2f}x" if row.get("expected_speedup") else "-" for row in figures
+        ],
         "of the ideal saving": [_percent(row.get("of_ideal")) for row in figures],
         "plan / merge / unmerge, ms": [_parts(row) for row in figures],
         f"{unit_name}FLOP": [_number(row.get("model_flops"), scale, 2) for row in figures],
@@ -86,7 +89,11 @@ def table(figures: Sequence[Row], unit: str) -> str:
         "launches added": [_number(row.get("launches_added"), 1, 0) for row in figures],
         "peak GB": [_number(row["peak_gb"] or None, 1, 2) for row in figures],
     }
-    columns = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
+    return markdown({name: cells for name, cells in columns.items() if set(cells) != {"-"}})
+
+
+def markdown(columns: dict[str, list[str]]) -> str:
+    """A table from its columns."""
     lines = [list(columns), ["---"] * len(columns), *map(list, zip(*columns.values()))]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

@@ -1,0 +1,88 @@
+"""What a benchmark keeps: every run, and all that its figures depend on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..generate import write_whole
+from . import figures
+from .contenders import Contender, label
+from .measure import Run
+
+
+@dataclass
+class Record:
+    """All that was measured, as it is kept in a file."""
+
+    about: dict[str, Any]
+    runs: list[Run] = field(default_factory=list)
+    counts: list[figures.Row] = field(default_factory=list)
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each method at each ratio
+    keep_steps: dict[str, int] = field(default_factory=dict)  # for which a method keeps its plans
+
+    def rows(self) -> list[figures.Row]:
+        return figures.rows(self.runs, self.counts, self.keep_steps)
+
+    def save(self, path: Path) -> None:
+        content = {**asdict(self), "rows": self.rows()}
+        write_whole(path, lambda partial: partial.write_text(json.dumps(content, indent=1)))
+
+    def resume(self, path: Path) -> None:
+        """Take over the runs of a file, if they were made in the same way."""
+        try:
+            earlier = json.loads(path.read_text())
+            runs = [Run(**{**run, "size": tuple(run["size"])}) for run in earlier["runs"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"can't resume {path}, which is no record of a benchmark: {error}") from error
+        # through JSON and back, tuples are lists on both sides
+        changed = [
+            key
+            for key, value in json.loads(json.dumps(self.about)).items()
+            if earlier["about"].get(key) != value
+        ]
+        if changed:
+            was = ", ".join(f"{key} was {earlier['about'].get(key)!r}" for key in changed)
+            raise ValueError(
+                f"can't resume {path}, which was measured differently: {was}; take another --json"
+            )
+        self.runs = runs
+
+
+def finished_rounds(runs: Sequence[Run], size: tuple[int, int], entries: Sequence[Contender]) -> set[int]:
+    """Rounds in which every contender had its turn."""
+    there = {(run.round, run.method, run.ratio) for run in runs if run.size == size}
+    return {
+        number
+        for number in {run.round for run in runs}
+        if all((number, entry.method, entry.ratio) in there for entry in entries)
+    }
+
+
+def write_csv(record: Record, path: Path) -> None:
+    """One row a run, with everything it depends on."""
+    with path.open("w", newline="") as file:
+        columns = [column.name for column in fields(Run)]
+        writer = csv.DictWriter(file, [*columns, "settings", *record.about])
+        writer.writeheader()
+        for run in record.runs:
+            settings = json.dumps(record.settings.get(label(run.method, run.ratio), {}))
+            size = f"{run.size[0]}x{run.size[1]}"
+            writer.writerow({**asdict(run), "size": size, "settings": settings, **record.about})
+
+
+def processor(device: str) -> str:
+    """The name of the GPU or CPU."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

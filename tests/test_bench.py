@@ -1,0 +1,342 @@
+"""The benchmark: who takes turns with whom, what the figures are, and that nothing measured is lost."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from pipelines import bare_call, denoiser, make
+
+import tomadiff
+from tomadiff.bench import figures
+from tomadiff.bench.contenders import Contender, contender, pairs
+from tomadiff.bench.measure import Run, rounds
+from tomadiff.bench.plot import plot
+from tomadiff.cli import main
+from tomadiff.families import unet
+
+SMALL = ["bench", "--model", "emoji-unet", "--size", "32"]
+
+
+def run(method: str, ratio: float, number: int, seconds: float, plan: float | None = None) -> Run:
+    return Run((64, 64), method, ratio, number, seconds, plan, 0.1, 0.2, 10**9)
+
+
+# -- figures -----------------------------------------------------------------------------------------------
+
+
+def test_figures_are_medians_of_ratios_within_rounds() -> None:
+    """The machine gets slower from round to round, which must not show."""
+    runs = []
+    for number, pace in enumerate((1.0, 2.0, 10.0)):
+        runs += [run("dense", 0, number, 4 * pace), run("ideal", 0.5, number, 2 * pace, 0.0)]
+        runs += [run("tomadiff", 0.5, number, 2.4 * pace, 0.5 * pace)]
+    rows = {row["method"]: row for row in figures.rows(runs, [], {"tomadiff": 5})}
+    # a fifth of the planning is added
+    assert rows["tomadiff"]["speedup"] == pytest.approx(4 / 2.5)
+    assert rows["tomadiff"]["speedup_spread"] == pytest.approx((4 / 2.5, 4 / 2.5))
+    assert rows["tomadiff"]["of_ideal"] == pytest.approx((4 - 2.5) / (4 - 2))
+    assert rows["tomadiff"]["seconds"] == pytest.approx(5.0)
+    assert rows["ideal"]["speedup"] == pytest.approx(2.0)
+    assert rows["dense"]["speedup"] == 1.0
+
+
+def test_without_dense_or_ideal_there_are_no_figures_against_them() -> None:
+    (row,) = figures.rows([run("tomadiff", 0.5, 0, 1.0)], [], {})
+    assert "speedup" not in row and "of_ideal" not in row
+    assert "1.00" in figures.table([row], "call")
+
+
+def test_counts_are_put_beside_their_runs() -> None:
+    counts = [{"size": [64, 64], "method": "dense", "ratio": 0.0, "model_flops": 3e12, "launches": 7}]
+    (row,) = figures.rows([run("dense", 0.0, 0, 1.0)], counts, {})
+    assert row["model_flops"] == 3e12 and row["size"] == (64, 64)
+    assert "3.00" in figures.table([row], "call")
+
+
+@pytest.mark.parametrize(
+    ("merged", "says"),
+    [
+        (0.97, "at 64 x 64 on this device merging at 0.5 saves 3%: not worth it"),
+        (0.5, "at 64 x 64 on this device merging at 0.5 saves 50%: worth it"),
+        (1.25, "at 64 x 64 on this device merging at 0.5 costs 25%: not worth it"),
+    ],
+)
+def test_the_break_even_answer_in_words(merged: float, says: str) -> None:
+    runs = [run("dense", 0, 0, 1.0), run("tomadiff", 0.5, 0, merged, 0.0)]
+    assert figures.words(figures.rows(runs, [], {})) == [says]
+
+
+# -- measuring ---------------------------------------------------------------------------------------------
+
+
+def test_contenders_take_turns_and_are_switched_off_again() -> None:
+    log: list[str] = []
+    entries = [
+        Contender(name, 0.0, lambda n=name: log.append(f"{n} on"), lambda n=name: log.append(f"{n} off"))
+        for name in "ab"
+    ]
+    told: list[Any] = []
+    found = list(rounds(log.append, entries, (8, 8), [0, 1], torch.device("cpu"), False, told.append))
+    turns = [entry for entry in log if not isinstance(entry, int)]
+    assert turns == ["a on", "a off", "b on", "b off"] * 3
+    assert [[r.method for r in runs] for runs in found] == [["a", "b"], ["a", "b"]]
+    assert [r.round for runs in found for r in runs] == [0, 0, 1, 1]
+    assert [p.done for p in told] == [1, 2, 3, 4, 5, 6] and told[-1].left == 0
+
+
+def test_plans_that_are_kept_are_timed_apart_and_others_in_the_call() -> None:
+    model = denoiser(make("sd1"))
+    call = bare_call(model)
+    table = torch.linspace(1000, 1, 1000)
+
+    @torch.no_grad()
+    def step(n: int) -> Any:
+        return model(**{**call, "timestep": table[n]})
+
+    entries = [contender(model, None, name, 0.5) for name in ("tomadiff", "tome")]
+    for runs in rounds(step, entries, (128, 128), [0, 1, 2], torch.device("cpu"), False, lambda _: None):
+        kept, every = runs
+        assert kept.plan_seconds > 0 and every.plan_seconds > 0
+        assert every.seconds > every.plan_seconds + every.merge_seconds + every.unmerge_seconds
+        assert kept.peak_bytes > 10**7
+    levels = 2
+    assert entries[0].patch.refreshes["destinations"] == 4 * levels, "made in every run, for both levels"
+    assert not hasattr(model, "_tomadiff")
+
+
+def test_methods_are_measured_at_the_ratios_they_can_do() -> None:
+    todo, left_out = pairs(["dense", "tomadiff", "todo", "tomesd"], [0.5, 0.75], unet.FAMILY)
+    assert todo == [
+        ("dense", 0.0),
+        ("tomadiff", 0.5),
+        ("tomesd", 0.5),
+        ("tomadiff", 0.75),
+        ("todo", 0.75),
+        ("tomesd", 0.75),
+    ]
+    assert len(left_out) == 1 and "todo at 0.5" in left_out[0]
+
+
+def test_settings_behind_a_method_are_used() -> None:
+    model = denoiser(make("sd1"))
+    config = contender(model, None, "toma_tile:shift=True,share=block,dense_blocks=1", 0.25).config
+    assert (config.where, config.shift, config.share, config.dense_blocks) == ("module", True, "block", 1)
+    assert config.ratio == 0.25
+
+
+# -- the command -------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_table_json_csv_and_a_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [f"--{kind}={tmp_path / f'out.{kind}'}" for kind in ("json", "csv")]
+    methods = ["dense", "ideal", "tomadiff", "tome", "tofu", "todo", "tomesd", "toma"]
+    more = [
+        "--ratio",
+        "0.5",
+        "0.75",
+        "--repeats",
+        "2",
+        "--plot",
+        str(tmp_path / "out.png"),
+        "--size",
+        "32x48",
+    ]
+    assert main([*SMALL, "64", *more, "--methods", *methods, *files]) == 0
+    printed = capsys.readouterr()
+    assert "| 32 x 48 | todo | 0.75 |" in printed.out and "| 64 x 64 | tomesd | 0.5 |" not in printed.out
+    assert "at 32 x 48 on this device merging at 0.75" in printed.out
+    assert "left]" in printed.err
+    content = json.loads((tmp_path / "out.json").read_text())
+    ours = next(row for row in content["rows"] if (row["method"], row["ratio"]) == ("tomadiff", 0.5))
+    assert ours["model_flops"] > 1e8 and 0 < ours["overhead_flops_share"] < 0.05
+    assert ours["launches_added"] > 10 and ours["expected_speedup"] > 0.5 and ours["keep_steps"] == 5
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert len(rows) == len(content["runs"]) == 2 * (1 + 2 * 6 + 1)
+    assert rows[0]["torch"] == torch.__version__ and rows[0]["processor"] and rows[0]["size"] == "32x48"
+    settings = {row["method"]: json.loads(row["settings"]) for row in rows}
+    assert settings["tomadiff"]["regions"] == "tile" and settings["tomesd"]["max_downsample"] == 4
+    with Image.open(tmp_path / "out.png") as picture:
+        assert picture.width > picture.height > 300
+
+
+def test_resuming_keeps_finished_rounds_and_adds_the_missing_ones(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    command = [*SMALL, "--methods", "dense", "tomadiff", "--no-count", "--json", str(file)]
+    assert main([*command, "--repeats", "2"]) == 0
+    first = json.loads(file.read_text())["runs"]
+    # half a round is no round
+    content = json.loads(file.read_text())
+    content["runs"] = content["runs"][:-1]
+    file.write_text(json.dumps(content))
+    assert main([*command, "--repeats", "3", "--resume"]) == 0
+    second = json.loads(file.read_text())["runs"]
+    assert second[:2] == first[:2] and second[2:4] != first[2:]
+    assert [(r["round"], r["method"]) for r in second] == [
+        (n, m) for n in range(3) for m in ("dense", "tomadiff")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "says"),
+    [
+        ("{", [], "no record of a benchmark"),
+        ('{"runs": [{"size": 5}]}', [], "no record of a benchmark"),
+        (None, ["--batch", "2"], "batch was 1"),
+    ],
+)
+def test_resuming_from_something_else_is_refused(
+    tmp_path: Path,
+    content: str | None,
+    arguments: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "bench.json"
+    command = [*SMALL, "--methods", "dense", "--repeats", "1", "--no-count", "--json", str(file)]
+    if content is None:
+        assert main(command) == 0
+    else:
+        file.write_text(content)
+    before = file.read_text()
+    assert main([*command, "--resume", *arguments]) == 2
+    assert says in capsys.readouterr().err
+    assert file.read_text() == before
+
+
+def test_an_interrupt_prints_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    command = [*SMALL, "--methods", "dense", "tomadiff", "--no-count", "--repeats", "100000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tomadiff.cli", *command, "--json", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONWARNINGS": "ignore"},
+    )
+    deadline = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err and "| 32 x 32 | tomadiff | 0.5 |" in out
+    runs = json.loads(file.read_text())["runs"]
+    assert len(runs) >= 2 and len(runs) % 2 == 0
+
+
+def test_whole_generations_are_timed_with_all_that_belongs_to_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bench.json"
+    command = [
+        *SMALL,
+        "--protocol",
+        "paper",
+        "--steps",
+        "3",
+        "--repeats",
+        "1",
+        "--no-count",
+        "--json",
+        str(file),
+    ]
+    methods = ["dense", "tomadiff", "tomadiff:dense_steps=0.5", "tomesd"]
+    assert main([*command, "--methods", *methods]) == 0
+    out = capsys.readouterr().out
+    assert "s / image" in out and "generation of 3 steps" in out
+    content = json.loads(file.read_text())
+    assert {run["ratio"] for run in content["runs"]} == {0.0, 0.25, 0.5, 0.75}, "the paper's ratios"
+    assert set(content["keep_steps"].values()) == {1}, "nothing is added later"
+
+
+def test_the_paper_has_its_own_number_of_steps() -> None:
+    from argparse import ArgumentParser
+
+    from tomadiff.bench import command
+
+    parser = ArgumentParser()
+    command.add_arguments(parser)
+    for model, steps in (("sdxl", 50), ("flux-dev", 35)):
+        args = parser.parse_args(["--model", model, "--protocol", "paper"])
+        command.settle(args)
+        assert (args.steps, args.repeats, args.size) == (steps, 100, [(1024, 1024)])
+        assert args.ratio == [0.25, 0.5, 0.75]
+
+
+def test_expectations_need_no_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    methods = ["--methods", "ideal", "tomadiff"]
+    assert main(["bench", "--model", "flux-dev", "--expect", "--size", "768x1024", *methods]) == 0
+    out = capsys.readouterr().out
+    assert "expected, not measured" in out and "| RTX 4090 |" in out and "tomadiff at 0.5" in out
+    cells = next(line.split("|") for line in out.splitlines() if line.startswith("| A100"))
+    ideal, ours = (int(cell.strip().rstrip("%")) for cell in cells[3:5])
+    assert 40 < ours <= ideal < 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--repeats", "0"], "at least 1"),
+        (["--batch", "-1"], "at least 1"),
+        (["--resume"], "--json"),
+        (["--depth", "0.5"], "there already"),
+        (["--json", "/nowhere/x.json"], "no folder"),
+        (["--methods", "tomadiff:ratios=1"], "did you mean 'ratio'"),
+        (["--methods", "tomadiff:dense_steps=2"], "add --steps"),
+        (["--methods", "todo"], "whole factors"),
+        (["--model", "flux-dev", "--methods", "tomesd"], "tomesd knows UNets only"),
+        (["--model", "sd15", "--depth", "0.5"], "leaves out no block"),
+        (["--expect"], "--expect knows"),
+        (["--model", "no/such"], "can't load"),
+        (["--device", "cuda:7"], "can't use device"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_told_before_anything_is_built(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main([*SMALL, *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_plots_of_one_ratio_and_one_size_work(tmp_path: Path) -> None:
+    runs = [run("dense", 0, 0, 1.0), run("tomadiff", 0.5, 0, 0.5, 0.0), run("ideal", 0.5, 0, 0.4, 0.0)]
+    plot(figures.rows(runs, [], {}), "title", tmp_path / "plot.png")
+    with Image.open(tmp_path / "plot.png") as picture:
+        assert statistics.pstdev(picture.convert("L").resize((32, 32)).getdata()) > 1
+
+
+# -- torch.compile -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"where": "span"}, {"where": "kv"}, {"method": "tome"}], ids=str)
+@torch.no_grad()
+def test_a_compiled_model_gives_the_same_result(name: str, settings: dict[str, Any]) -> None:
+    """With breaks in the graph, around what merging adds; the rest is traced."""
+    torch.compiler.reset()
+    model = denoiser(make(name)).eval()
+    eager = tomadiff.apply(model, **settings)(**bare_call(model))[0]
+    tomadiff.apply(model, **settings)
+    model.compile(backend="eager")
+    torch.testing.assert_close(model(**bare_call(model))[0], eager)
+
+
+def test_compiling_is_part_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.compiler.reset()
+    assert main([*SMALL, "--compile", "--repeats", "1", "--no-count", "--methods", "dense", "tomadiff"]) == 0
+    assert "compile True" in capsys.readouterr().out
