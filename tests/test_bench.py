@@ -10,6 +10,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +23,12 @@ from pipelines import bare_call, denoiser, make
 
 import tomadiff
 from tomadiff.bench import figures
-from tomadiff.bench.contenders import Contender, contender, pairs
+from tomadiff.bench.contenders import Contender, contender
 from tomadiff.bench.measure import Run, rounds
 from tomadiff.bench.plot import plot
 from tomadiff.cli import main
 from tomadiff.families import unet
+from tomadiff.named import pairs
 
 SMALL = ["bench", "--model", "emoji-unet", "--size", "32"]
 
@@ -83,10 +87,14 @@ def test_the_break_even_answer_in_words(merged: float, says: str) -> None:
 
 def test_contenders_take_turns_and_are_switched_off_again() -> None:
     log: list[str] = []
-    entries = [
-        Contender(name, 0.0, lambda n=name: log.append(f"{n} on"), lambda n=name: log.append(f"{n} off"))
-        for name in "ab"
-    ]
+
+    @contextmanager
+    def used(name: str) -> Iterator[None]:
+        log.append(f"{name} on")
+        yield
+        log.append(f"{name} off")
+
+    entries = [Contender(name, 0.0, partial(used, name)) for name in "ab"]
     told: list[Any] = []
     found = list(rounds(log.append, entries, (8, 8), [0, 1], torch.device("cpu"), False, told.append))
     turns = [entry for entry in log if not isinstance(entry, int)]

@@ -15,6 +15,7 @@ from tomadiff.demo.embedded import EMBEDDED
 from tomadiff.generate import Request, check_writable, draw, save
 from tomadiff.load import DTYPES, load
 from tomadiff.maps import Recorder
+from tomadiff.quality import command as evaluation
 from tomadiff.viz import beside, merge_map
 
 SETTINGS = (
@@ -66,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
         "--at", type=int, nargs="+", metavar="STEP", help="steps to draw (first, middle and last)"
     )
     bench.add_arguments(command("bench", bench.run, "measure who is faster, and by how much"))
+    evaluation.add_arguments(command("eval", evaluation.run, "measure what merging does to pictures"))
     command("families", families, "list the supported architectures")
     return root
 

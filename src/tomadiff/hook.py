@@ -456,6 +456,16 @@ def detach(patch: Patch) -> None:
     del patch.model.__deepcopy__
 
 
+@contextlib.contextmanager
+def attached(patch: Patch) -> Iterator[None]:
+    """With the hooks on for the length of a `with` block."""
+    attach(patch)
+    try:
+        yield
+    finally:
+        detach(patch)
+
+
 def _unregister(module: nn.Module) -> None:
     registry: HookRegistry = module._diffusers_hook
     registry.remove_hook(HOOK, recurse=False)

@@ -23,8 +23,9 @@ from ..families import Family, family_of
 from ..generate import write_whole
 from ..hook import denoiser
 from ..load import DTYPES, check_device, load
+from ..named import CACHES, METHODS, NAMES, OURS, TOMESD, configuration, pairs, parse
 from . import expect, figures, models
-from .contenders import NAMES, OURS, PLAIN, TOMESD, configuration, contender, pairs
+from .contenders import contender
 from .measure import Progress, rounds
 from .plot import plot
 from .record import Record, finished_rounds, processor, write_csv
@@ -53,8 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods",
         nargs="+",
         metavar="M",
-        help=f"any of {', '.join(NAMES)}; single settings follow a colon, as in {OURS}:where=span,shift=True "
-        "(default: all that the model allows)",
+        help=f"any of {', '.join(NAMES)}; single settings follow a colon, as in {OURS}:where=span; "
+        f"diffusers' caches, {', '.join(CACHES)}, alone or joined by a plus, as in first-block+{OURS} "
+        "(default: all that the model allows, but no caches)",
     )
     parser.add_argument("--repeats", type=int, help="rounds, each with one run of every method (default: 3)")
     parser.add_argument("--steps", type=int, help="time whole generations of so many steps, not single calls")
@@ -160,8 +162,10 @@ def chosen(args: argparse.Namespace, family: Family) -> list[tuple[str, float]]:
     methods = args.methods or [name for name in NAMES if name != TOMESD or family.name == "unet"]
     measured, left_out = pairs(methods, args.ratio, family)
     for method, ratio in measured:
-        if not args.steps and method not in PLAIN and configuration(method, ratio, family).dense_steps:
-            raise ValueError(f"{method}: single calls have no first steps to leave dense; add --steps")
+        for part in method.split("+") if not args.steps else []:
+            name, _ = parse(part)
+            if name in CACHES or (name in METHODS and configuration(part, ratio, family).dense_steps):
+                raise ValueError(f"{part}: steps of a generation differ, and single calls don't; add --steps")
     for line in left_out:
         print(line, file=sys.stderr)
     return measured

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import nn
 
 from ..families import Family
-from .contenders import DENSE, PLAIN, contender
+from ..named import DENSE, METHODS, parse
+from .contenders import contender
 from .count import Counts, count, patch_for_counting
 from .figures import Row, markdown
 from .models import Step, skeleton
@@ -31,7 +31,8 @@ def count_all(
         if entry.config:
             found[method, ratio] = count(call, patch_for_counting(bones, family, entry.config, grid)).per_step
         else:
-            found[method, ratio] = _with(entry.on, entry.off, lambda: count(call).per_step)
+            with entry.use():
+                found[method, ratio] = count(call).per_step
     _tell(len(todo), len(todo))
     return found
 
@@ -46,9 +47,9 @@ def rows(counted: Counted, size: tuple[int, int], device: Device | None) -> list
             "ratio": ratio,
             "model_flops": counts.model.flops,
             "overhead_flops": counts.overhead.flops,
-            # what tomesd does is not told apart from the model
+            # what others do is not told apart from the model
             "overhead_flops_share": counts.overhead.flops / dense.total.flops
-            if method not in PLAIN
+            if parse(method)[0] in METHODS
             else None,
             "bytes": counts.total.bytes,
             "launches": counts.total.launches,
@@ -78,14 +79,6 @@ def _grid(step: Step, model: nn.Module, family: Family, size: tuple[int, int]) -
         rows = round((len(source) * size[0] / size[1]) ** 0.5)
         return rows, len(source) // rows
     return family.grid(model, source)
-
-
-def _with(on: Callable[[], Any], off: Callable[[], Any], run: Callable[[], Counts]) -> Counts:
-    on()
-    try:
-        return run()
-    finally:
-        off()
 
 
 def _tell(done: int, of: int) -> None:

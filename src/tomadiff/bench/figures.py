@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from .contenders import DENSE, OURS
+from ..named import DENSE, OURS
 from .measure import Run
 
 Row = dict[str, Any]

@@ -86,8 +86,7 @@ def rounds(
 def _warm_up(call: Call, contender: Contender, device: torch.device, apart: bool) -> float | None:
     """A first call; on a device that runs behind our back, also what planning takes: later calls reuse it."""
     patch = contender.patch
-    contender.on()
-    try:
+    with contender.use():
         call(0)
         synchronise(device)
         if not apart or device.type == "cpu":
@@ -100,8 +99,6 @@ def _warm_up(call: Call, contender: Contender, device: torch.device, apart: bool
         call(2)  # where layouts take turns, the plan of the other one
         patch.schedule = Schedule(10**9, 10**9)
         return seconds
-    finally:
-        contender.off()
 
 
 def _timed(
@@ -118,16 +115,13 @@ def _timed(
     if apart and device.type == "cpu":
         patch.plans.clear()
     before = dict(patch.seconds) if patch else {}
-    contender.on()
-    try:
+    with contender.use():
         reset_peak(device)
         synchronise(device)
         start = time.perf_counter()
         call(number + 3)  # steps 0, 1 and 2 were for warming up
         synchronise(device)
         seconds = time.perf_counter() - start
-    finally:
-        contender.off()
     parts: dict[str, float | None] = {"plan": planning, "merge": None, "unmerge": None}
     if patch and patch.timed:
         parts = {part: patch.seconds[part] - before[part] for part in parts}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..generate import write_whole
-from .contenders import DENSE, OURS
+from ..named import DENSE, OURS
 from .figures import Row
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from ..generate import write_whole
+from ..named import label
 from . import figures
-from .contenders import Contender, label
+from .contenders import Contender
 from .measure import Run
 
 

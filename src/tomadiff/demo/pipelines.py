@@ -238,15 +238,16 @@ class EmojiFluxPipeline(EmojiPipeline):
         inputs = torch.cat([latents, positions(latents)], 1)[(..., *window)]
         rows, columns = (torch.arange(n)[w] for n, w in zip(latents.shape[-2:], window))
         img_ids = torch.cartesian_prod(torch.zeros(1).long(), rows, columns).to(latents)
-        velocity = self.transformer(
-            inputs.flatten(2).transpose(1, 2),
-            encoder_hidden_states=sequence,
-            pooled_projections=pooled,
-            timestep=t,
-            img_ids=img_ids,
-            txt_ids=img_ids.new_zeros(sequence.shape[1], 3),
-            return_dict=False,
-        )[0]
+        with self.transformer.cache_context("cond"):  # for diffusers' caches, as in its own pipelines
+            velocity = self.transformer(
+                inputs.flatten(2).transpose(1, 2),
+                encoder_hidden_states=sequence,
+                pooled_projections=pooled,
+                timestep=t,
+                img_ids=img_ids,
+                txt_ids=img_ids.new_zeros(sequence.shape[1], 3),
+                return_dict=False,
+            )[0]
         return velocity.transpose(1, 2).unflatten(2, (len(rows), len(columns)))
 
 

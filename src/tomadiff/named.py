@@ -1,0 +1,151 @@
+"""Ways to run a pipeline, by name, as the benchmark and the evaluation take them on the command line.
+
+A way is `dense`; `tomadiff` (the default of this package), a preset or another method; `tomesd` (the real
+package); or a cache of diffusers. Single settings follow a colon, and several ways are joined by a plus:
+`tomadiff:where=span,shift=True`, `first-block:threshold=0.1+tomadiff`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from diffusers import FirstBlockCacheConfig, TaylorSeerCacheConfig
+
+from . import hook
+from .config import DEFAULTS, PRESETS, Config, make
+from .errors import ConfigError
+from .families import Family, family_of
+
+DENSE, TOMESD, OURS = "dense", "tomesd", "tomadiff"
+CACHES: dict[str, Callable[..., Any]] = {
+    "first-block": FirstBlockCacheConfig,
+    "taylorseer": TaylorSeerCacheConfig,
+}
+# our default, then the paper's variants and the other methods as they were published
+METHODS = (
+    "ideal",
+    OURS,
+    *PRESETS,
+    *(name for name in DEFAULTS if name not in ("toma", "ideal")),
+)
+NAMES = (DENSE, *METHODS, TOMESD)
+TOMESD_SETTINGS = {"max_downsample": 4}  # its own default, 1, finds nothing to merge in SDXL
+
+
+def label(way: str, ratio: float) -> str:
+    return f"{way} at {ratio:g}" if ratio else way
+
+
+def configuration(way: str, ratio: float, family: Family) -> Config:
+    """The configuration of a way that is our own."""
+    name, settings = parse(way)
+    if name not in METHODS:
+        raise ConfigError(
+            f"unknown method {way!r}; there are {', '.join(NAMES)}, and {OURS}:setting=value,..."
+        )
+    if name in DEFAULTS and name not in PRESETS:
+        settings = {"method": name, **settings}
+    return make(None, name if name in PRESETS else None, {"ratio": ratio, **settings}, family.paper_reuse)
+
+
+def pairs(
+    ways: Sequence[str], ratios: Sequence[float], family: Family
+) -> tuple[list[tuple[str, float]], list[str]]:
+    """(way, ratio): each way at all ratios it can do, dense and caches at 0. And what was left out, why."""
+    found, left_out = [], []
+    for way in ways:
+        parts = way.split("+")
+        if not any(_merges(part) for part in parts):
+            for part in parts:
+                check(part, 0.0, family)
+            found.append((way, 0.0))
+            continue
+        possible = []
+        for ratio in ratios:
+            try:
+                for part in parts:
+                    check(part, ratio, family)
+                possible.append((way, ratio))
+            except ConfigError as error:
+                reason = error
+                left_out.append(f"{label(way, ratio)} is left out: {error}")
+        if not possible:
+            raise reason
+        found += possible
+    return sorted(found, key=lambda pair: pair[1]), left_out
+
+
+def check(part: str, ratio: float, family: Family) -> None:
+    """Complain about a way that can't be had for a family of models."""
+    name, settings = parse(part)
+    if name == DENSE:
+        return
+    if name == TOMESD:
+        if family.name != "unet":
+            raise ConfigError(f"tomesd knows UNets only, not {family.covers}; leave it out, or take tome")
+        if find_spec("tomesd") is None:
+            raise ImportError("tomesd is not there to compare with: pip install 'tomadiff[bench]'")
+        configuration("tome", ratio, family)  # what tome can't do, the real one would do less of in silence
+    elif name in CACHES:
+        if family.name == "unet":
+            raise ConfigError(f"{name} caches blocks of transformers; a UNet has none")
+        CACHES[name](**settings)
+    else:
+        configuration(part, ratio, family)
+
+
+@contextmanager
+def switched_on(pipe: Any, way: str, ratio: float) -> Iterator[None]:
+    """Run a pipeline, or a model, in a way for the length of a `with` block."""
+    with ExitStack() as stack:
+        for part in way.split("+"):
+            stack.enter_context(_part_on(pipe, part, ratio))
+        yield
+
+
+@contextmanager
+def _part_on(pipe: Any, part: str, ratio: float) -> Iterator[None]:
+    name, settings = parse(part)
+    model, pipeline = hook.denoiser(pipe)
+    if name == DENSE:
+        yield
+    elif name == TOMESD:
+        import tomesd
+
+        tomesd.apply_patch(model, ratio=ratio, **{**TOMESD_SETTINGS, **settings})
+        try:
+            yield
+        finally:
+            tomesd.remove_patch(model)
+    elif name in CACHES:
+        model.enable_cache(CACHES[name](**settings))
+        try:
+            yield
+        finally:
+            model.disable_cache()
+    else:
+        family = family_of(model)
+        with hook.attached(hook.Patch(model, family, configuration(part, ratio, family), pipeline)):
+            yield
+
+
+def parse(part: str) -> tuple[str, dict[str, Any]]:
+    """A name and the settings behind its colon."""
+    name, _, fields = part.partition(":")
+    return name, dict(map(_setting, filter(None, fields.split(","))))
+
+
+def _merges(part: str) -> bool:
+    return parse(part)[0] not in (DENSE, *CACHES)
+
+
+def _setting(pair: str) -> tuple[str, Any]:
+    name, _, value = pair.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value

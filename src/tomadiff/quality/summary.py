@@ -1,0 +1,152 @@
+"""From rows and scores to a table, a quality-against-speed plot and a contact sheet."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ..generate import write_whole
+from ..named import label, parse
+from ..viz import contact_sheet
+from .job import REFERENCE, Way
+
+Row = dict[str, Any]
+# name: (title, digits, higher is better)
+METRICS: dict[str, tuple[str, int, bool]] = {
+    "psnr": ("PSNR, dB", 1, True),
+    "ssim": ("SSIM", 3, True),
+    "lpips": ("LPIPS", 3, False),
+    "dino": ("DINO", 3, False),
+    "clip": ("CLIP-T", 3, True),
+    "fid": ("FID", 1, False),
+}
+
+
+def summarise(rows: Sequence[Row], ways: Sequence[Way], sets: dict[str, dict[str, float]]) -> list[Row]:
+    """One row for each way; `sets` has the scores that are of a whole set of pictures, by label."""
+    dense = {(row["number"], row["seed"]): row for row in rows if (row["way"], row["ratio"]) == REFERENCE}
+    found = []
+    for way, ratio in ways:
+        mine = [row for row in rows if (row["way"], row["ratio"]) == (way, ratio)]
+        if not mine:
+            continue
+        line: Row = {"way": way, "ratio": ratio, "pictures": len(mine)}
+        line["seconds"] = statistics.median(row["seconds"] for row in mine)
+        pairs = [(dense.get((row["number"], row["seed"])), row) for row in mine]
+        speedups = [d["seconds"] / row["seconds"] for d, row in pairs if d is not None]
+        line["speedup"] = statistics.median(speedups) if speedups else None
+        for metric in METRICS:
+            values = [row[metric] for row in mine if row.get(metric) is not None]
+            # the dense picture can't be compared with itself, only with its prompt
+            if values and ((way, ratio) != REFERENCE or metric == "clip"):
+                line[metric] = statistics.fmean(values)
+                line[f"{metric}_worst"] = worst_tenth(values, METRICS[metric][2])
+        line |= sets.get(label(way, ratio), {})
+        found.append(line)
+    return found
+
+
+def worst_tenth(values: Sequence[float], higher_is_better: bool) -> float:
+    """The mean of the worst tenth, at least of one."""
+    ordered = sorted(values, reverse=not higher_is_better)
+    return statistics.fmean(ordered[: max(1, len(ordered) // 10)])
+
+
+def table(lines: Sequence[Row], unavailable: dict[str, str]) -> str:
+    """As Markdown; metrics that could not be had say so."""
+    shown = [metric for metric in METRICS if metric in unavailable or any(metric in line for line in lines)]
+    head = ["setting", "ratio", "s / image", "speed-up", *(METRICS[metric][0] for metric in shown)]
+    out = [head, ["---"] * len(head)]
+    for line in lines:
+        cells = [line["way"], f"{line['ratio']:g}" if line["ratio"] else "-", f"{line['seconds']:.3g}"]
+        cells.append(f"{line['speedup']:.2f}x" if line["speedup"] else "-")
+        cells += [_cell(line, metric, unavailable) for metric in shown]
+        out.append(cells)
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in out)
+    notes = [f"{METRICS[metric][0]} is not available: {how}" for metric, how in unavailable.items()]
+    return "\n\n".join([text, *notes])
+
+
+def _cell(line: Row, metric: str, unavailable: dict[str, str]) -> str:
+    _, digits, _ = METRICS[metric]
+    if metric in unavailable:
+        return "not available"
+    if line.get(metric) is None:
+        return "-"
+    worst = line.get(f"{metric}_worst")
+    return f"{line[metric]:.{digits}f}" + (f" ({worst:.{digits}f})" if metric == "psnr" else "")
+
+
+def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> None:
+    """Quality against speed, a curve for each way over its ratios, and the front that nothing beats."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'tomadiff[eval]'") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    points = [line for line in lines if line.get(metric) is not None and line["speedup"]]
+    figure, axis = pyplot.subplots(figsize=(8.5, 5.2), dpi=110)
+    for way in dict.fromkeys(line["way"] for line in points):
+        curve = sorted((line["speedup"], line[metric]) for line in points if line["way"] == way)
+        ours = parse(way)[0] == "tomadiff"
+        axis.plot(*zip(*curve), marker="o", linewidth=2.2 if ours else 1.3, label=way)
+    front = pareto([(line["speedup"], line[metric]) for line in points], METRICS[metric][2])
+    axis.plot(*zip(*front), color="black", linestyle=":", linewidth=1, label="front", zorder=0)
+    axis.set_xlabel("speed-up over dense")
+    axis.set_ylabel(METRICS[metric][0])
+    axis.set_title(title, fontsize=10)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1))
+    figure.tight_layout()
+    write_whole(path, lambda partial: figure.savefig(partial, format="png"))
+    pyplot.close(figure)
+
+
+def pareto(points: Sequence[tuple[float, float]], higher_is_better: bool) -> list[tuple[float, float]]:
+    """The points that no other beats in both, from the slowest to the fastest."""
+    sign = 1 if higher_is_better else -1
+    front: list[tuple[float, float]] = []
+    for speed, quality in sorted(points, key=lambda point: (-point[0], -sign * point[1])):
+        if not front or sign * quality > sign * front[-1][1]:
+            front.append((speed, quality))
+    return front[::-1]
+
+
+def cases(
+    rows: Sequence[Row], ways: Sequence[Way], read: Any, metric: str = "psnr", side: int = 128
+) -> Image.Image:
+    """A contact sheet: the best, the median and the worst case of the first way that is not dense."""
+    merged = [way for way in ways if way != REFERENCE]
+    judged = sorted(
+        (row for row in rows if (row["way"], row["ratio"]) == merged[0] and row.get(metric) is not None),
+        key=lambda row: row[metric],
+        reverse=METRICS[metric][2],
+    )
+    chosen = {"best": judged[0], "median": judged[len(judged) // 2], "worst": judged[-1]}
+    pictures, captions = [], []
+    for case in chosen.values():
+        beside = [_same(rows, case, way) for way in (REFERENCE, *merged)]
+        pictures.append([_thumbnail(read(row), side) for row in beside])
+        captions.append(
+            [f"{row[metric]:.1f}" if row.get(metric) is not None else case["prompt"] for row in beside]
+        )
+    return contact_sheet(pictures, [label(*way) for way in (REFERENCE, *merged)], list(chosen), captions)
+
+
+def _same(rows: Sequence[Row], case: Row, way: Way) -> Row:
+    wanted = (case["number"], case["seed"], *way)
+    return next(row for row in rows if (row["number"], row["seed"], row["way"], row["ratio"]) == wanted)
+
+
+def _thumbnail(picture: Image.Image, side: int) -> Image.Image:
+    scale = side / max(picture.size)
+    return picture.resize(
+        (round(picture.width * scale), round(picture.height * scale)), Image.Resampling.LANCZOS
+    )

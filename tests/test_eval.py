@@ -1,0 +1,247 @@
+"""The evaluation: nothing lost, nothing twice, nothing believed that is not intact; in process or on Ray."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tomadiff.cli import main
+from tomadiff.quality.engines import local
+from tomadiff.quality.job import REFERENCE, Drawing, Job, decode, encode
+from tomadiff.quality.store import Store, append, read_rows, slug
+from tomadiff.quality.summary import cases, pareto, summarise, table, worst_tenth
+
+WAYS = (REFERENCE, ("tomadiff", 0.5), ("tomesd", 0.5))
+JOB = Job("emoji-unet", WAYS, steps=2, size=(32, 32), threads=1)
+PROMPTS = ["pizza", "hot dog"]
+SMALL = [
+    "--model",
+    "emoji-unet",
+    "--prompts",
+    "embedded",
+    "--steps",
+    "2",
+    "--size",
+    "32",
+    "32",
+    "--threads",
+    "1",
+]
+
+
+def drawing(number: int = 0, seed: int = 0, way: str = "dense", ratio: float = 0.0, grey: int = 9) -> Drawing:
+    picture = Image.new("RGB", (8, 8), (grey, grey, grey))
+    return Drawing(number, PROMPTS[number], seed, way, ratio, 0.5, encode(picture))
+
+
+def fill(store: Store, prompts: list[str] = PROMPTS, seeds: tuple[int, ...] = (0, 1)) -> None:
+    for made in local.run(store.job, store.missing(prompts, seeds)):
+        store.add(made)
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a folder, without what differs from run to run."""
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(folder / "rows.jsonl")]
+    return sorted(rows, key=lambda row: (row["number"], row["seed"], row["way"], row["ratio"]))
+
+
+# -- the folder --------------------------------------------------------------------------------------------
+
+
+def test_pictures_come_back_as_they_were_drawn() -> None:
+    picture = Image.effect_noise((12, 8), 50).convert("RGB")
+    assert decode(encode(picture)).shape == (3, 8, 12)
+    assert (decode(encode(picture)).permute(1, 2, 0) * 255).round().byte().flatten().tolist() == list(
+        picture.tobytes()
+    )
+
+
+def test_every_prompt_and_seed_is_drawn_in_every_way_once(tmp_path: Path) -> None:
+    store = Store(tmp_path / "out", JOB, resume=False)
+    works = store.missing(PROMPTS, (0, 1))
+    assert len(works) == 4 and all(work.ways == WAYS for work in works)
+    fill(store)
+    assert store.missing(PROMPTS, (0, 1)) == []
+    rows = rows_of(tmp_path / "out")
+    assert len(rows) == 4 * 3
+    for row in rows:
+        content = (tmp_path / "out" / row["file"]).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == row["sha256"]
+    # the same noise, other pictures
+    assert len({row["sha256"] for row in rows}) == len(rows)
+
+
+def test_the_same_evaluation_draws_the_same_pictures_again(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        fill(Store(tmp_path / folder, JOB, resume=False))
+    assert rows_of(tmp_path / "a") == rows_of(tmp_path / "b")
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "changed", "empty"])
+def test_a_damaged_picture_is_drawn_again_and_the_others_are_not(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "out"
+    fill(Store(folder, JOB, resume=False))
+    before = rows_of(folder)
+    victim = folder / before[4]["file"]
+    if damage == "gone":
+        victim.unlink()
+    else:
+        content = victim.read_bytes()
+        new = {"cut": content[:-9], "changed": content[:-9] + b"x" + content[-8:], "empty": b""}[damage]
+        victim.write_bytes(new)
+    store = Store(folder, JOB, resume=True)
+    assert store.damaged == [before[4]["file"]]
+    (work,) = store.missing(PROMPTS, (0, 1))
+    assert work.ways == ((before[4]["way"], before[4]["ratio"]),)
+    fill(store)
+    assert rows_of(folder) == before
+
+
+def test_half_a_row_at_the_end_is_no_row(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    store = Store(folder, JOB, resume=False)
+    store.add(drawing(0))
+    store.add(drawing(1))
+    rows = folder / "rows.jsonl"
+    rows.write_bytes(rows.read_bytes()[:-20])
+    again = Store(folder, JOB, resume=True)
+    assert list(again.rows) == [(0, 0, "dense", 0.0)]
+    again.add(drawing(1))
+    assert len(read_rows(rows)) == 2
+
+
+def test_a_picture_without_its_row_is_not_trusted(tmp_path: Path) -> None:
+    store = Store(tmp_path, JOB, resume=False)
+    store.add(drawing(0))
+    (tmp_path / "rows.jsonl").unlink()
+    assert Store(tmp_path, JOB, resume=True).rows == {}
+
+
+def test_a_folder_is_not_mixed_with_another_evaluation(tmp_path: Path) -> None:
+    Store(tmp_path, JOB, resume=False)
+    with pytest.raises(ValueError, match="--resume"):
+        Store(tmp_path, JOB, resume=False)
+    with pytest.raises(ValueError, match="steps was 2"):
+        Store(tmp_path, Job("emoji-unet", WAYS, steps=3, size=(32, 32), threads=1), resume=True)
+    # another way may be added
+    more = Job("emoji-unet", (*WAYS, ("tome", 0.25)), steps=2, size=(32, 32), threads=1)
+    assert len(Store(tmp_path, more, resume=True).missing(["pizza"], (0,))[0].ways) == 4
+
+
+def test_another_prompt_of_the_same_number_is_drawn_anew(tmp_path: Path) -> None:
+    store = Store(tmp_path, JOB, resume=False)
+    store.add(drawing(0))
+    (work,) = store.missing(["hot dog"], (0,))
+    assert REFERENCE in work.ways
+
+
+def test_names_of_folders_are_distinct() -> None:
+    names = ["tomadiff:a=1,b=2 at 0.5", "tomadiff:a=1-b=2 at 0.5", "tomadiff at 0.5", "../x"]
+    slugs = [slug(name) for name in names]
+    assert len(set(slugs)) == 4 and all("/" not in s and not s.startswith(".") for s in slugs)
+
+
+# -- the summary -------------------------------------------------------------------------------------------
+
+
+def test_the_summary_has_means_worst_tenths_and_paired_speedups() -> None:
+    rows = []
+    for number in range(20):
+        pace = 1 + number  # the machine gets slower, which must not show
+        rows.append({"number": number, "seed": 0, "way": "dense", "ratio": 0.0, "seconds": 2.0 * pace})
+        rows.append(
+            {
+                "number": number,
+                "seed": 0,
+                "way": "tomadiff",
+                "ratio": 0.5,
+                "seconds": 1.0 * pace,
+                "psnr": 20.0 + number,
+            }
+        )
+    dense, merged = summarise(rows, [REFERENCE, ("tomadiff", 0.5)], {"tomadiff at 0.5": {"fid": 3.0}})
+    assert merged["speedup"] == 2.0 and merged["psnr"] == 29.5 and merged["psnr_worst"] == 20.5
+    assert dense["speedup"] == 1.0 and "psnr" not in dense and merged["fid"] == 3.0
+    text = table([dense, merged], {"clip": "get it so"})
+    assert "29.5 (20.5)" in text and "not available" in text and "get it so" in text
+
+
+def test_worst_is_at_the_right_end() -> None:
+    assert worst_tenth(range(10), higher_is_better=True) == 0
+    assert worst_tenth(range(10), higher_is_better=False) == 9
+
+
+def test_the_front_is_what_nothing_beats() -> None:
+    points = [(1.0, 30.0), (1.5, 25.0), (1.4, 24.0), (2.0, 20.0), (1.2, 31.0)]
+    assert pareto(points, higher_is_better=True) == [(1.2, 31.0), (1.5, 25.0), (2.0, 20.0)]
+    assert pareto([(1.0, 0.1), (2.0, 0.05)], higher_is_better=False) == [(2.0, 0.05)]
+
+
+def test_cases_show_the_best_the_median_and_the_worst() -> None:
+    rows = []
+    for number, value in enumerate((10.0, 30.0, 20.0)):
+        common = {"number": number, "seed": 0, "seconds": 1.0, "prompt": f"p{number}"}
+        rows.append({**common, "way": "dense", "ratio": 0.0})
+        rows.append({**common, "way": "tomadiff", "ratio": 0.5, "psnr": value})
+    asked: list[int] = []
+
+    def read(row: dict[str, Any]) -> Image.Image:
+        asked.append(row["number"])
+        return Image.new("RGB", (16, 16))
+
+    assert cases(rows, [REFERENCE, ("tomadiff", 0.5)], read).width > 200
+    assert asked == [1, 1, 2, 2, 0, 0]
+
+
+# -- killed in the middle ----------------------------------------------------------------------------------
+
+
+def test_after_kill_9_everything_finished_is_kept_and_the_rest_is_drawn(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    command = [
+        "eval",
+        *SMALL,
+        "--limit",
+        "6",
+        "--seeds",
+        "1",
+        "--ratio",
+        "0.5",
+        "--methods",
+        "tomadiff",
+        "tome",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tomadiff.cli", *command, "-o", str(folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONWARNINGS": "ignore"},
+    )
+    deadline = time.monotonic() + 60
+    while len(read_rows(folder / "rows.jsonl")) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = {row["file"]: row for row in read_rows(folder / "rows.jsonl")}
+    assert 4 <= len(kept) < 18
+    assert main([*command, "-o", str(folder), "--resume"]) == 0
+    rows = read_rows(folder / "rows.jsonl")
+    assert len(rows) == 18 == len({row["file"] for row in rows})
+    assert all(row == kept[row["file"]] for row in rows if row["file"] in kept), "not drawn again"
+    assert json.loads((folder / "summary.json").read_text())["lines"]
+
+
+def test_append_is_durable_line_by_line(tmp_path: Path) -> None:
+    for number in range(3):
+        append(tmp_path / "rows.jsonl", {"number": number})
+        assert [row["number"] for row in read_rows(tmp_path / "rows.jsonl")] == list(range(number + 1))
