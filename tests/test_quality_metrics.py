@@ -200,6 +200,14 @@ def test_inception_tells_pictures_apart_and_repeats_itself(real: None) -> None:
     assert (features[0] - features[1]).norm() > 1
 
 
+def test_inception_prepares_pictures_as_it_did_before(real: None) -> None:
+    """Or statistics kept in files would no longer fit: grey knows the range, the others the resizing."""
+    grey, emoji = torch.full((1, 3, 299, 299), 0.5), pictures(2)
+    inception = Inception()
+    assert inception(grey).norm().item() == pytest.approx(13.0365, abs=1e-3)
+    assert inception(emoji).norm(dim=1).tolist() == pytest.approx([19.4445, 19.0908], abs=1e-3)
+
+
 def test_inception_takes_any_size_as_if_it_were_its_own(real: None) -> None:
     small = pictures(1)
     large = F.interpolate(small, (299, 299), mode="bilinear", align_corners=False)
@@ -233,6 +241,15 @@ def test_a_broken_picture_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"\x89PNG nothing")
     with pytest.raises(ValueError, match=r"can't read the picture .*broken\.png"):
         read_picture(tmp_path / "broken.png")
+
+
+@pytest.mark.parametrize(
+    ("net", "expected"), [("alex", [0.159674, 0.194566, 0.207235]), ("vgg", [0.342206, 0.347405, 0.425473])]
+)
+def test_lpips_is_what_the_authors_code_says(real: None, net: str, expected: list[float]) -> None:
+    """Computed once with lpips 0.1.4 on these backbones, for each picture and its mirror image."""
+    x = pictures(3)
+    assert Lpips(net)(x, x.flip(-1)).tolist() == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("net", ["alex", "vgg"])
@@ -549,16 +566,22 @@ def test_preparation_follows_the_models_own_settings(tmp_path: Path) -> None:
     torch.testing.assert_close(made(wide), wide[:, :, 4:36, 14:46], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("answers", [False, True])
 @pytest.mark.parametrize(("kind", "what"), [(Clip, "CLIP"), (Dino, "DINO")])
 def test_models_out_of_reach_say_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: type[Clip | Dino], what: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: type[Clip | Dino], what: str, answers: bool
 ) -> None:
-    def unreachable(*_: Any, **__: Any) -> None:
+    asked = []
+
+    def nothing(name: str, file: str, local_files_only: bool) -> None:
+        asked.append(local_files_only)
         raise ConnectionError
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", nothing)
+    monkeypatch.setattr("tomadiff.quality.features._hub_answers", lambda: answers)
     with pytest.raises(NotAvailable, match=f"{what}: .* is no folder with a model.*: go online once"):
         kind().load()
+    assert asked == [True, False][: 1 + answers]  # a copy at hand comes first, a silent hub not at all
     with pytest.raises(NotAvailable, match="with a model"):
         kind(str(tmp_path)).load()
 

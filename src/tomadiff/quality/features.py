@@ -13,11 +13,12 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+import huggingface_hub
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -288,7 +289,7 @@ def _pretrained(what: str, name: str, kind: str) -> Any:
         )
     loader = getattr(transformers, kind)
     more = {} if kind.endswith("Tokenizer") else {"output_loading_info": True}
-    for local in (True, False):
+    for local in _local_first(name):
         try:
             loaded = loader.from_pretrained(name, local_files_only=local, **more)
             break
@@ -308,14 +309,29 @@ def _pretrained(what: str, name: str, kind: str) -> Any:
 
 def _file(name: str, file: str) -> Path | None:
     """A file of a model, from its folder, the cache of the hub, or the hub; None if it can't be had."""
-    from huggingface_hub import hf_hub_download
-
     if Path(name).is_dir():
         path = Path(name) / file
         return path if path.is_file() else None
-    for local in (True, False):
+    for local in _local_first(name):
         try:
-            return Path(hf_hub_download(name, file, local_files_only=local, etag_timeout=5))
+            return Path(huggingface_hub.hf_hub_download(name, file, local_files_only=local))
         except Exception:  # out of reach, no such model, no such file: each has its own
             continue
     return None
+
+
+def _local_first(name: str) -> Iterator[bool]:
+    """Values for `local_files_only`: a copy at hand is used without asking the hub."""
+    yield True
+    if not Path(name).is_dir() and _hub_answers():
+        yield False
+
+
+@cache
+def _hub_answers() -> bool:
+    """Asked once, with a short wait: the hub's own client tries again and again for half a minute."""
+    try:
+        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=5)
+        return True
+    except Exception:  # of the HTTP library
+        return False

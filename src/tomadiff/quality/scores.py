@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..named import label
@@ -83,23 +85,43 @@ def measures_of(wanted: Wanted) -> tuple[dict[str, Score], dict[str, str]]:
 def fids(store: Store, rows: Sequence[Row], wanted: Wanted) -> dict[str, dict[str, float]]:
     """The FID of each way's pictures, against the dense ones or real ones."""
     inception = Inception(wanted.device).load()
-    files: dict[tuple[str, float], list[Row]] = {}
+    features = inception_features(store, rows, inception)
+    files: dict[tuple[str, float], list[str]] = {}
     for row in rows:
-        files.setdefault((row["way"], row["ratio"]), []).append(row)
-    sets = {
-        way: Statistics.of(inception(decode(store.read(row))[None]) for row in mine)
-        for way, mine in files.items()
-        if len(mine) > 1
-    }
+        files.setdefault((row["way"], row["ratio"]), []).append(row["sha256"])
     against_dense = wanted.fid_against == "dense"
-    if against_dense and REFERENCE not in sets:
+    if len(files[REFERENCE]) < 2:
         return {}
-    reference = sets[REFERENCE] if against_dense else inception.statistics(Path(wanted.fid_against))
+
+    def statistics(way: tuple[str, float]) -> Statistics:
+        return Statistics.of([torch.stack([features[sha256] for sha256 in files[way]])])
+
+    reference = statistics(REFERENCE) if against_dense else inception.statistics(Path(wanted.fid_against))
     return {
-        label(*way): {"fid": fid(statistics, reference)}
-        for way, statistics in sets.items()
-        if way != REFERENCE or not against_dense
+        label(*way): {"fid": fid(statistics(way), reference)}
+        for way in files
+        if len(files[way]) > 1 and (way != REFERENCE or not against_dense)
     }
+
+
+def inception_features(store: Store, rows: Sequence[Row], inception: Inception) -> dict[str, Tensor]:
+    """Of every picture, by its checksum; kept, since they take longer than all the rest."""
+    file = store.folder / "inception.jsonl"
+    features = {row["sha256"]: _unpack(row["features"]) for row in read_rows(file)}
+    for row in rows:
+        if row["sha256"] not in features:
+            found = inception(decode(store.read(row))[None])[0]
+            append(file, {"sha256": row["sha256"], "features": _pack(found)})
+            features[row["sha256"]] = found
+    return features
+
+
+def _pack(features: Tensor) -> str:
+    return base64.b64encode(features.float().numpy().tobytes()).decode()
+
+
+def _unpack(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.float32)
 
 
 def _pair(model: Any) -> Score:
