@@ -234,3 +234,104 @@ def test_append_is_durable_line_by_line(tmp_path: Path) -> None:
     for number in range(3):
         append(tmp_path / "rows.jsonl", {"number": number})
         assert [row["number"] for row in read_rows(tmp_path / "rows.jsonl")] == list(range(number + 1))
+
+
+# -- the command -------------------------------------------------------------------------------------------
+
+
+def evaluate(folder: Path, *more: str) -> int:
+    return main(["eval", *SMALL, "--limit", "3", "-o", str(folder), *more])
+
+
+def test_the_command_writes_everything_into_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, real: None
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    methods = ["--methods", "tomadiff", "todo", "tomesd", "--ratio", "0.5", "0.75"]
+    assert evaluate(tmp_path / "out", *methods) == 0
+    printed = capsys.readouterr()
+    assert "| tomadiff | 0.5 |" in printed.out and "todo at 0.5 is left out" in printed.err
+    # what is not there is no number
+    assert "CLIP-T is not available" in printed.out and "DINO is not available" in printed.out
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    merged = next(line for line in summary["lines"] if line["way"] == "tomadiff" and line["ratio"] == 0.5)
+    assert merged["pictures"] == 3 and merged["speedup"] > 0 and merged["seconds"] > 0
+    assert 5 < merged["psnr"] < 60 and 0 < merged["ssim"] < 1 and merged["lpips"] > 0 and merged["fid"] > 0
+    assert "clip" not in merged and "dino" not in merged
+    for name in ("pareto.png", "cases.png"):
+        with Image.open(tmp_path / "out" / name) as picture:
+            assert picture.width > 300
+
+
+def test_scores_are_kept_and_new_metrics_are_added_to_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(tmp_path, "--metrics", "psnr") == 0
+    first = read_rows(tmp_path / "scores.jsonl")
+    assert evaluate(tmp_path, "--metrics", "psnr", "--resume") == 0
+    assert "everything is drawn already" in capsys.readouterr().err
+    assert read_rows(tmp_path / "scores.jsonl") == first
+    assert evaluate(tmp_path, "--metrics", "psnr", "ssim", "--resume") == 0
+    both = read_rows(tmp_path / "scores.jsonl")[len(first) :]
+    assert [row["psnr"] for row in both] == [row["psnr"] for row in first] and all(
+        "ssim" in row for row in both
+    )
+
+
+def test_dense_pictures_are_never_scored_against_themselves(tmp_path: Path) -> None:
+    assert evaluate(tmp_path, "--metrics", "psnr") == 0
+    dense, merged = json.loads((tmp_path / "summary.json").read_text())["lines"]
+    assert "psnr" not in dense and "psnr" in merged
+
+
+def test_caches_of_diffusers_are_ways_too(tmp_path: Path) -> None:
+    flux = ["eval", "--model", "emoji-flux", "--limit", "1", "--steps", "6", "--size", "32", "32"]
+    ways = ["first-block:threshold=0.5", "first-block:threshold=0.5+tomadiff", "tomadiff"]
+    assert main([*flux, "--metrics", "psnr", "--methods", *ways, "-o", str(tmp_path)]) == 0
+    lines = {line["way"]: line for line in json.loads((tmp_path / "summary.json").read_text())["lines"]}
+    assert lines[ways[0]]["ratio"] == 0 and lines[ways[1]]["ratio"] == 0.5
+    assert lines[ways[1]]["psnr"] < lines[ways[0]]["psnr"] < 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--seeds", "0"], "at least 1"),
+        (["--methods", "tomata"], "unknown method"),
+        (["--methods", "first-block"], "a UNet has none"),
+        (["--methods", "todo"], "whole factors"),
+        (["--prompts", "nowhere.txt"], "nowhere.txt"),
+        (["--workers", "2"], "for --engine ray"),
+        (["--device", "cuda:9"], "can't use device"),
+        (["--model", "no/such"], "can't load"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_told_before_anything_is_drawn(
+    tmp_path: Path,
+    arguments: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert evaluate(tmp_path / "out", *arguments) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_paper_protocol_is_three_thousand_pictures() -> None:
+    from argparse import ArgumentParser
+
+    from tomadiff.quality import command
+    from tomadiff.quality.prompts import load_prompts
+
+    parser = ArgumentParser()
+    command.add_arguments(parser)
+    args = parser.parse_args(["--protocol", "paper"])
+    command.settle(args)
+    assert len(load_prompts(args.prompts, args.limit)) * args.seeds == 3000
+    assert args.metrics == ["fid", "clip", "dino"] and args.ratio == [0.25, 0.5, 0.75]
+    args = parser.parse_args(["--protocol", "ablation", "--model", "some/model"])
+    command.settle(args)
+    assert len(load_prompts(args.prompts, args.limit)) * args.seeds == 150

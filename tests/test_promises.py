@@ -23,6 +23,7 @@ from diffusers import (
     LCMScheduler,
     PNDMScheduler,
     StableDiffusionImg2ImgPipeline,
+    TaylorSeerCacheConfig,
     UniPCMultistepScheduler,
 )
 from diffusers.models.attention import FeedForward
@@ -142,8 +143,9 @@ def test_a_sample_does_not_depend_on_its_batch(name: str, settings: dict[str, An
         pytest.skip("SD3's attention takes no mask")
     pipe = tomadiff.apply(make(name), **settings)
     together = draw(pipe, seeds=(0, 1, 2))
+    atol = 1e-3 if "method" in settings else 2e-4
     for place, seed in enumerate((0, 1, 2)):
-        torch.testing.assert_close(draw(pipe, seeds=(seed,))[0], together[place], atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(draw(pipe, seeds=(seed,))[0], together[place], atol=atol, rtol=1e-3)
 
 
 # -- tokens ------------------------------------------------------------------------------------------------
@@ -441,8 +443,8 @@ def test_a_cache_that_skips_blocks_finds_tokens_in_their_order() -> None:
     results = []
     for runs in (True, False):
         model = denoiser(make("flux"))
-        model.enable_cache(FirstBlockCacheConfig(threshold=1e9))  # always skip, after the first step
         tomadiff.apply(model, ratio=0.5)
+        model.enable_cache(FirstBlockCacheConfig(threshold=1e9))  # always skip, after the first step
         if not runs:
             for hook in model._tomadiff.sites:
                 hook.run = Run([hook])
@@ -451,6 +453,18 @@ def test_a_cache_that_skips_blocks_finds_tokens_in_their_order() -> None:
             results += [model(**call)[0], model(**call | {"timestep": torch.tensor([0.4])})[0]]
     assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
     assert distance(results[0], results[1]) > 0
+
+
+def test_caches_that_would_keep_merged_tokens_are_refused() -> None:
+    model = denoiser(make("flux"))
+    model.enable_cache(FirstBlockCacheConfig(threshold=0.1))
+    tomadiff.apply(model, ratio=0.5)
+    with pytest.raises(ValueError, match=r"enable_cache\(\) after it"), model.cache_context("cond"):
+        model(**bare_call(model))
+    model.disable_cache()
+    model.enable_cache(TaylorSeerCacheConfig())
+    with pytest.raises(ValueError, match="caches inside blocks"), model.cache_context("cond"):
+        model(**bare_call(model))
 
 
 def test_a_pipeline_that_shares_the_model_counts_its_own_steps() -> None:

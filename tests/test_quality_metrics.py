@@ -175,22 +175,6 @@ def test_statistics_that_do_not_exist_are_named(tmp_path: Path) -> None:
 # --- the real Inception and LPIPS --------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def downloaded() -> Path:
-    """The real weights, through the package's own fetch, kept for the next run of the tests."""
-    folder = Path.home() / ".cache" / "tomadiff-tests"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TOMADIFF_CACHE", str(folder))
-        for name in weights.WEIGHTS:
-            fetch(name)
-    return folder
-
-
-@pytest.fixture
-def real(downloaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOMADIFF_CACHE", str(downloaded))
-
-
 def test_inception_tells_pictures_apart_and_repeats_itself(real: None) -> None:
     inception = Inception()
     features = inception(pictures(3))

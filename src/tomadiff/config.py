@@ -168,6 +168,8 @@ class Config:
                 f"refresh_destinations={self.refresh_destinations} and "
                 f"refresh_weights={self.refresh_weights} must be the same"
             )
+        if self.where == "kv" and self.unmerge == "pinv":
+            raise ConfigError('unmerge="pinv" can\'t be honoured: where="kv" has nothing to unmerge')
         if self.method == "tofu" and self.share != "block":
             raise ConfigError(
                 'method="tofu" treats early and late blocks differently: it needs share="block"'

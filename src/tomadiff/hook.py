@@ -26,6 +26,8 @@ from .methods import FROM_BLOCK_INPUT, METHODS
 from .sites import Place, find
 
 HOOK = "tomadiff"  # our name in diffusers' hook registries
+# caches that act around whole blocks; their hooks go around ours if they are enabled after ours are on
+BLOCK_CACHES = ("FirstBlockCacheConfig", "MagCacheConfig")
 PATCH = "_tomadiff"  # the model's attribute that holds its Patch
 
 
@@ -147,6 +149,7 @@ class Patch:
         self.cut = any(call.get(name) is not None for name in self.family.between_blocks) or any(
             len(hook.place.module._diffusers_hook.hooks) > 1 for hook in self.sites
         )
+        self._check_caches()
         if torch.is_grad_enabled() and any(
             getattr(m, "gradient_checkpointing", False) for m in model.modules()
         ):
@@ -157,6 +160,22 @@ class Patch:
         source = call[self.family.grid_from]
         if self._grid[0] is not source:
             self._grid = (source, self.family.grid(self.model, source))
+
+    def _check_caches(self) -> None:
+        """Caches must be around merging: what they keep from step to step has to be whole tokens."""
+        cache = getattr(self.model, "_cache_config", None)
+        if cache is not None and type(cache).__name__ not in BLOCK_CACHES:
+            raise ConfigError(
+                f"{type(cache).__name__} caches inside blocks, where tokens are merged and others at every "
+                f"refresh: call disable_cache(), or use one of {', '.join(BLOCK_CACHES)}"
+            )
+        if cache is not None and any(
+            hook.place.module._diffusers_hook._hook_order[0] != HOOK for hook in self.sites
+        ):
+            raise ConfigError(
+                "the cache would keep merged tokens, which are others at every refresh: "
+                "call disable_cache(), then tomadiff.apply, and enable_cache() after it"
+            )
 
     @torch.compiler.disable
     def before_block(self, block: nn.Module, args: tuple, kwargs: Call) -> None:
@@ -242,14 +261,14 @@ class Patch:
     def spent(self, on: str, device: torch.device) -> Iterator[None]:
         """Book the time of what is inside. Only the CPU works while we look; others run behind our back."""
         if self.synchronise:
-            torch.get_device_module(device).synchronize()
+            wait_for(device)
         start, self.phase = time.perf_counter(), on
         try:
             yield
         finally:
             self.phase = None
         if self.synchronise:
-            torch.get_device_module(device).synchronize()
+            wait_for(device)
         self.seconds[on] += time.perf_counter() - start
         self.timed &= device.type == "cpu"
 
@@ -275,10 +294,11 @@ class Patch:
         if self.config.regions in ("stripe", "global"):
             return (tokens,)  # runs of the sequence need no grid
         grid = self.grid(hook.place.level)
-        if math.prod(grid) != tokens:
+        if math.prod(grid) != tokens or len(grid) == 1:
             raise UnsupportedModelError(
-                f"{hook.place.name} got {tokens} tokens, and the image has {' x '.join(map(str, grid))}: "
-                'use regions="stripe", which needs no grid (and turn feed-forward chunking off, if it is on)'
+                f"{hook.place.name} got {tokens} tokens, and the image has {' x '.join(map(str, grid))}, "
+                'no grid of them: use method="toma" with regions="stripe", which needs none (and turn '
+                "feed-forward chunking off, if it is on)"
             )
         return grid
 
@@ -406,6 +426,14 @@ def join_runs(hooks: list[SiteHook]) -> None:
     for hook in hooks:
         hook.run = runs.setdefault(hook.place.neighbours, Run())
         hook.run.sites.append(hook)
+
+
+def wait_for(device: torch.device) -> None:
+    """Until a device has done everything that it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    else:
+        torch.get_device_module(device).synchronize()
 
 
 def parameter_names(module: nn.Module) -> list[str]:

@@ -8,11 +8,13 @@ package); or a cache of diffusers. Single settings follow a colon, and several w
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+import diffusers
 from diffusers import FirstBlockCacheConfig, TaylorSeerCacheConfig
 
 from . import hook
@@ -47,9 +49,23 @@ def configuration(way: str, ratio: float, family: Family) -> Config:
         raise ConfigError(
             f"unknown method {way!r}; there are {', '.join(NAMES)}, and {OURS}:setting=value,..."
         )
+    if "ratio" in settings:
+        raise ConfigError(f"{way!r}: give the ratio with --ratio, so that it is the one that is shown")
     if name in DEFAULTS and name not in PRESETS:
         settings = {"method": name, **settings}
     return make(None, name if name in PRESETS else None, {"ratio": ratio, **settings}, family.paper_reuse)
+
+
+def usual(ratios: Sequence[float], family: Family) -> list[str]:
+    """All methods that a family of models allows at one of these ratios, and that are installed."""
+    possible = []
+    for name in NAMES:
+        try:
+            pairs([name], ratios, family)
+            possible.append(name)
+        except (ConfigError, ImportError):
+            continue
+    return possible
 
 
 def pairs(
@@ -59,6 +75,8 @@ def pairs(
     found, left_out = [], []
     for way in ways:
         parts = way.split("+")
+        if sum(map(_merges, parts)) > 1:
+            raise ConfigError(f"{way!r} merges twice: take one method, and caches beside it")
         if not any(_merges(part) for part in parts):
             for part in parts:
                 check(part, 0.0, family)
@@ -90,10 +108,13 @@ def check(part: str, ratio: float, family: Family) -> None:
         if find_spec("tomesd") is None:
             raise ImportError("tomesd is not there to compare with: pip install 'tomadiff[bench]'")
         configuration("tome", ratio, family)  # what tome can't do, the real one would do less of in silence
+        import tomesd
+
+        _check_settings(part, settings, tomesd.apply_patch)
     elif name in CACHES:
-        if family.name == "unet":
-            raise ConfigError(f"{name} caches blocks of transformers; a UNet has none")
-        CACHES[name](**settings)
+        if not any(hasattr(getattr(diffusers, model, None), "enable_cache") for model in family.models):
+            raise ConfigError(f"{name} can't be had: diffusers has no caches for {family.covers}")
+        _check_settings(part, settings, CACHES[name])
     else:
         configuration(part, ratio, family)
 
@@ -102,7 +123,8 @@ def check(part: str, ratio: float, family: Family) -> None:
 def switched_on(pipe: Any, way: str, ratio: float) -> Iterator[None]:
     """Run a pipeline, or a model, in a way for the length of a `with` block."""
     with ExitStack() as stack:
-        for part in way.split("+"):
+        # merging goes on first, so that caches are around it and keep whole tokens
+        for part in sorted(way.split("+"), key=_merges, reverse=True):
             stack.enter_context(_part_on(pipe, part, ratio))
         yield
 
@@ -134,18 +156,26 @@ def _part_on(pipe: Any, part: str, ratio: float) -> Iterator[None]:
 
 
 def parse(part: str) -> tuple[str, dict[str, Any]]:
-    """A name and the settings behind its colon."""
+    """A name and the settings behind its colon, which are written as for a call; words need no quotes."""
     name, _, fields = part.partition(":")
-    return name, dict(map(_setting, filter(None, fields.split(","))))
+    try:
+        call = ast.parse(f"f({fields})", mode="eval").body
+        assert isinstance(call, ast.Call) and not call.args
+        return name, {keyword.arg or "": _value(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError, AssertionError):
+        raise ConfigError(f"can't read {part!r}: write name:setting=value,setting=value") from None
+
+
+def _value(node: ast.expr) -> Any:
+    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+
+def _check_settings(part: str, settings: dict[str, Any], function: Callable[..., Any]) -> None:
+    known = inspect.signature(function).parameters
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"{part!r}: unknown setting {name!r}; there are {', '.join(known)}")
 
 
 def _merges(part: str) -> bool:
     return parse(part)[0] not in (DENSE, *CACHES)
-
-
-def _setting(pair: str) -> tuple[str, Any]:
-    name, _, value = pair.partition("=")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -34,11 +34,10 @@ class Place:
 
 def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
     """Every site, in the order they run; an error where configuration and model don't fit."""
-    blocks = list(_blocks(model, family, config.dense_blocks))
-    if family.parts:
-        blocks.sort(key=lambda found: family.parts.index(found[0].partition(".")[0]))
+    everything = _blocks(model, family)
+    blocks = _without_first(everything, config.dense_blocks)
     places = []
-    for number, (name, module, block) in enumerate(blocks):
+    for number, name, module, block in blocks:
         level = family.level(model, name)
         for site in _sites(block, config):
             # an optional part, like the second attention of some blocks, is None where it is missing
@@ -50,7 +49,7 @@ def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
                         f"{name} attends to the text alone"
                     )
                 full_name = f"{name}.{site.path}" if site.path else name
-                depth = number / len(blocks)
+                depth = number / len(everything)
                 ratio = _ratio(config, site, level)
                 places.append(Place(site, part, full_name, module, name, level, ratio, depth))
     if not blocks:
@@ -62,15 +61,30 @@ def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
     return places
 
 
-def _blocks(model: nn.Module, family: Family, dense: int) -> Iterator[tuple[str, nn.Module, Block]]:
+def _blocks(model: nn.Module, family: Family) -> list[tuple[str, nn.Module, Block]]:
+    """All blocks, as they run."""
     declared = {block.name: block for block in family.blocks}
+    blocks = [
+        (name, module, declared[type(module).__name__])
+        for name, module in model.named_modules()
+        if type(module).__name__ in declared
+    ]
+    if family.parts:
+        blocks.sort(key=lambda found: family.parts.index(found[0].partition(".")[0]))
+    return blocks
+
+
+def _without_first(
+    blocks: list[tuple[str, nn.Module, Block]], dense: int
+) -> list[tuple[int, str, nn.Module, Block]]:
+    """Numbered, without the first so many of each class."""
     seen: Counter[str] = Counter()
-    for name, module in model.named_modules():
-        cls = type(module).__name__
-        if cls in declared:
-            seen[cls] += 1
-            if seen[cls] > dense:
-                yield name, module, declared[cls]
+    merged = []
+    for number, (name, module, block) in enumerate(blocks):
+        seen[block.name] += 1
+        if seen[block.name] > dense:
+            merged.append((number, name, module, block))
+    return merged
 
 
 def _sites(block: Block, config: Config) -> list[Site]:

@@ -23,15 +23,16 @@ from ..families import Family, family_of
 from ..generate import write_whole
 from ..hook import denoiser
 from ..load import DTYPES, check_device, load
-from ..named import CACHES, METHODS, NAMES, OURS, TOMESD, configuration, pairs, parse
+from ..named import CACHES, METHODS, NAMES, OURS, configuration, pairs, parse, usual
 from . import expect, figures, models
 from .contenders import contender
 from .measure import Progress, rounds
-from .plot import plot
+from .plot import check_plot, plot
 from .record import Record, finished_rounds, processor, write_csv
 from .roofline import cpu_device
 
 PAPER: dict[str, Any] = {"size": [(1024, 1024)], "ratio": [0.25, 0.5, 0.75], "repeats": 100}
+MOST_ROUNDS = models.STEPS - 10  # a step for each, and some to warm up
 USUAL: dict[str, Any] = {"ratio": [0.5], "repeats": 3}
 
 
@@ -73,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time nothing: print what a roofline expects of GPUs, from counted FLOPs, bytes and launches",
     )
-    parser.add_argument("--dtype", choices=list(DTYPES), help="default: fp32, and bf16 with --expect")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="default: fp32, and fp16 with --expect")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, help="of the CPU")
     parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
@@ -103,17 +104,21 @@ def run(args: argparse.Namespace) -> int:
     record = Record(about(args))
     if args.resume and args.json.exists():
         record.resume(args.json)
-    interrupted = False
+    sizes = args.size or [default_size(args, pipe)]
+    for size in sizes:
+        finished_rounds(record.runs, size, todo)  # complains about a file of others before anything is done
     try:
-        for size in args.size or [default_size(args, pipe)]:
+        for size in sizes:
             measure_size(args, record, pipe, model, family, size, todo)
-    except KeyboardInterrupt:
-        interrupted = True
-        if not record.runs:
-            raise
-        print("\ninterrupted: what follows is what was finished", file=sys.stderr)
+    except BaseException as error:
+        if record.runs:
+            print("\ninterrupted: what follows is what was finished", file=sys.stderr)
+            show(args, record)
+        if isinstance(error, KeyboardInterrupt) and record.runs:
+            return 130
+        raise
     show(args, record)
-    return 130 if interrupted else 0
+    return 0
 
 
 def run_expect(args: argparse.Namespace) -> int:
@@ -124,8 +129,11 @@ def run_expect(args: argparse.Namespace) -> int:
     for size in args.size or [models.ARCHITECTURES[args.model].size]:
         step = models.capture(pipe, models.arguments(pipe, size, args.batch, args.guidance))
         counted = expect.count_all(step, model, family, size, chosen(args, family))
+        blocks = models.depth_note(args.model, args.depth) or "all blocks"
+        guided = "the pipeline's own guidance" if args.guidance is None else f"guidance {args.guidance:g}"
         print(
-            f"{args.model}, {size[0]} x {size[1]}, {args.dtype}: expected, not measured; time saved in a call"
+            f"{args.model}, {blocks}, {size[0]} x {size[1]}, batch {args.batch}, {guided}, {args.dtype}: "
+            "expected, not measured; share of the time of a call that is saved"
         )
         print(expect.table(counted))
     return 0
@@ -138,15 +146,21 @@ def settle(args: argparse.Namespace) -> None:
         if getattr(args, name) is None:
             setattr(args, name, value)
     if args.dtype is None:
-        args.dtype = "bf16" if args.expect else "fp32"
-    if args.expect and args.model not in models.ARCHITECTURES:
-        raise ValueError(f"--expect knows {', '.join(models.ARCHITECTURES)}, not {args.model!r}")
+        args.dtype = "fp16" if args.expect else "fp32"
+    if args.expect:
+        settle_expect(args)
     if args.protocol and args.steps is None:
         args.steps = models.ARCHITECTURES[args.model].steps if args.model in models.ARCHITECTURES else 50
     for name in ("batch", "repeats", "steps", "threads"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name} {value} must be at least 1")
+    if args.steps is None and args.repeats > MOST_ROUNDS:
+        raise ValueError(
+            f"--repeats {args.repeats}: single calls have steps for {MOST_ROUNDS} rounds at most"
+        )
+    if args.plot:
+        check_plot(args.methods)
     check_device(args.device)
     if args.resume and not args.json:
         raise ValueError("--resume goes on from a file: name it with --json")
@@ -157,13 +171,24 @@ def settle(args: argparse.Namespace) -> None:
             raise ValueError(f"can't write {path}: there is no folder {path.parent}")
 
 
+def settle_expect(args: argparse.Namespace) -> None:
+    """Without timing, most arguments mean nothing: say so."""
+    if args.model not in models.ARCHITECTURES:
+        raise ValueError(f"--expect knows {', '.join(models.ARCHITECTURES)}, not {args.model!r}")
+    flags = ("json", "csv", "plot", "resume", "compile", "no_count", "threads", "steps", "protocol")
+    ignored = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag)]
+    if ignored:
+        raise ValueError(f"--expect times nothing: leave out {', '.join(ignored)}")
+
+
 def chosen(args: argparse.Namespace, family: Family) -> list[tuple[str, float]]:
     """Methods and ratios to measure."""
-    methods = args.methods or [name for name in NAMES if name != TOMESD or family.name == "unet"]
-    measured, left_out = pairs(methods, args.ratio, family)
+    measured, left_out = pairs(args.methods or usual(args.ratio, family), args.ratio, family)
     for method, ratio in measured:
         for part in method.split("+") if not args.steps else []:
             name, _ = parse(part)
+            if name in CACHES and args.model in models.ARCHITECTURES:
+                raise ValueError(f"{part} decides by what a model computes, which random weights don't tell")
             if name in CACHES or (name in METHODS and configuration(part, ratio, family).dense_steps):
                 raise ValueError(f"{part}: steps of a generation differ, and single calls don't; add --steps")
     for line in left_out:
@@ -182,8 +207,11 @@ def pipeline(args: argparse.Namespace) -> DiffusionPipeline:
         )
     pipe.set_progress_bar_config(disable=True)
     if args.compile:
-        # one program for each method, and the hooks' own code is not traced through
-        torch._dynamo.config.recompile_limit = 256
+        # one program for each method; the name of the limit changed between versions
+        for limit in ("recompile_limit", "cache_size_limit"):
+            if hasattr(torch._dynamo.config, limit):
+                setattr(torch._dynamo.config, limit, 256)
+                break
         denoiser(pipe)[0].compile()
     return pipe
 
@@ -218,14 +246,13 @@ def measure_size(
         counted = expect.count_all(step, model, family, size, todo)
         # the roofline can be checked where its peaks can be measured
         device = cpu_device() if (args.device, args.dtype, whole) == ("cpu", "fp32", False) else None
+        record.counts = [row for row in record.counts if row["size"] != size]
         record.counts += expect.rows(counted, size, device)
     entries = [contender(model, pipe if whole else None, *pair) for pair in todo]
     record.settings |= {entry.label: entry.settings for entry in entries}
-    record.keep_steps |= {
-        e.method: 1 if whole or e.plans_in_every_call else e.config.refresh_weights for e in entries
-    }
-    done = finished_rounds(record.runs, size, entries)
+    record.keep_steps |= {entry.method: 1 if whole else entry.keeps_plans_for for entry in entries}
     call = partial(generate, pipe, arguments, args.steps) if whole else step
+    done = finished_rounds(record.runs, size, todo)
     numbers = [number for number in range(args.repeats) if number not in done]
     record.runs = [run for run in record.runs if run.size != size or run.round in done]
     if not numbers:

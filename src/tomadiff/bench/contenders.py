@@ -35,18 +35,21 @@ class Contender:
 
     @property
     def settings(self) -> dict[str, Any]:
-        name, settings = parse(self.method)
-        if name == TOMESD:
-            return {"ratio": self.ratio, **TOMESD_SETTINGS, **settings, "version": version("tomesd")}
-        return self.config.to_dict() if self.config else settings
+        if self.config:
+            return self.config.to_dict()
+        if self.method.startswith(TOMESD):
+            settings = {**TOMESD_SETTINGS, **parse(self.method)[1]}
+            return {"ratio": self.ratio, **settings, "version": version("tomesd")}
+        return {"way": self.method, "ratio": self.ratio}
 
     @property
-    def plans_in_every_call(self) -> bool:
-        return self.config is None or self.config.refresh_weights == 1
+    def keeps_plans_for(self) -> float:
+        """Steps for each plan that is made; with two layouts in turns, there are twice as many plans."""
+        return self.config.refresh_weights / (1 + self.config.shift) if self.config else 1.0
 
 
 def contender(model: nn.Module, pipeline: Any, method: str, ratio: float) -> Contender:
-    if parse(method)[0] not in METHODS or "+" in method:
+    if "+" in method or parse(method)[0] not in METHODS:
         target = model if pipeline is None else pipeline
         return Contender(method, ratio, lambda: switched_on(target, method, ratio))
     family = family_of(model)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from ..families import Family
-from ..named import DENSE, METHODS, parse
+from ..named import CACHES, DENSE, METHODS, parse
 from .contenders import contender
 from .count import Counts, count, patch_for_counting
 from .figures import Row, markdown
@@ -27,6 +27,8 @@ def count_all(
     found: Counted = {(DENSE, 0.0): count(call).per_step}
     for number, (method, ratio) in enumerate(todo):
         _tell(number, len(todo))
+        if method == DENSE or any(parse(part)[0] in CACHES for part in method.split("+")):
+            continue  # counted already; and what a cache does depends on values
         entry = contender(bones, None, method, ratio)
         if entry.config:
             found[method, ratio] = count(call, patch_for_counting(bones, family, entry.config, grid)).per_step

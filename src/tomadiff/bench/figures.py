@@ -6,14 +6,15 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ..named import DENSE, OURS
+from ..named import DENSE, OURS, parse
 from .measure import Run
 
 Row = dict[str, Any]
 WORTH = 0.05  # a saving that is worth a changed picture
+LEAST = 0.02  # a saving that can be told from noise
 
 
-def rows(runs: Sequence[Run], counts: Sequence[Row], keep_steps: dict[str, int]) -> list[Row]:
+def rows(runs: Sequence[Run], counts: Sequence[Row], keep_steps: dict[str, float]) -> list[Row]:
     """One row for each size, method and ratio.
 
     keep_steps: for how many steps a method's plans are kept. Their time is added in shares, at the price of a
@@ -32,7 +33,7 @@ def rows(runs: Sequence[Run], counts: Sequence[Row], keep_steps: dict[str, int])
 KEY = ("size", "method", "ratio")
 
 
-def _row(group: list[Run], key: tuple, runs: Sequence[Run], keep_steps: dict[str, int]) -> Row:
+def _row(group: list[Run], key: tuple, runs: Sequence[Run], keep_steps: dict[str, float]) -> Row:
     size, method, ratio = key
     times = {run.round: _seconds(run, keep_steps) for run in group}
     row: Row = {"size": size, "method": method, "ratio": ratio, "rounds": len(times)}
@@ -41,10 +42,12 @@ def _row(group: list[Run], key: tuple, runs: Sequence[Run], keep_steps: dict[str
         known = [getattr(run, f"{part}_seconds") for run in group]
         row[f"{part}_seconds"] = None if None in known else statistics.median(known)
     row["keep_steps"] = keep_steps.get(method, 1)
+    row["working_gb"] = max(run.peak_bytes - run.level_bytes for run in group) / 1e9
     row["peak_gb"] = max(run.peak_bytes for run in group) / 1e9
     dense = {run.round: run.seconds for run in runs if run.size == size and run.method == DENSE}
+    limit = ideal_of(method)
     ideal = {
-        run.round: run.seconds for run in runs if (run.size, run.method, run.ratio) == (size, "ideal", ratio)
+        run.round: run.seconds for run in runs if (run.size, run.method, run.ratio) == (size, limit, ratio)
     }
     if dense:
         ratios = [dense[number] / seconds for number, seconds in times.items()]
@@ -53,7 +56,20 @@ def _row(group: list[Run], key: tuple, runs: Sequence[Run], keep_steps: dict[str
         row["of_ideal"] = statistics.median(
             (dense[number] - seconds) / (dense[number] - ideal[number]) for number, seconds in times.items()
         )
+        if statistics.median(1 - ideal[number] / dense[number] for number in times) < LEAST:
+            row["of_ideal"] = None  # a share of next to nothing
     return row
+
+
+def ideal_of(method: str) -> str:
+    """The name of the limit of a method: the ideal on the same sites."""
+    if "+" in method:
+        return ""
+    sites = {"where", "modules", "dense_blocks"} & set(parse(method)[1])
+    same = [
+        f"{name}={parse(method)[1][name]}" for name in ("where", "modules", "dense_blocks") if name in sites
+    ]
+    return f"ideal:{','.join(same)}" if same else "ideal"
 
 
 def _middle_half(values: list[float]) -> tuple[float, float]:
@@ -64,7 +80,7 @@ def _middle_half(values: list[float]) -> tuple[float, float]:
     return low, high
 
 
-def _seconds(run: Run, keep_steps: dict[str, int]) -> float:
+def _seconds(run: Run, keep_steps: dict[str, float]) -> float:
     kept = keep_steps.get(run.method, 1)
     return run.seconds if kept == 1 else run.seconds + (run.plan_seconds or 0.0) / kept
 
@@ -84,10 +100,10 @@ def table(figures: Sequence[Row], unit: str) -> str:
         ],
         "of the ideal saving": [_percent(row.get("of_ideal")) for row in figures],
         "plan / merge / unmerge, ms": [_parts(row) for row in figures],
-        f"{unit_name}FLOP": [_number(row.get("model_flops"), scale, 2) for row in figures],
+        f"{unit_name}FLOP a call": [_number(row.get("model_flops"), scale, 2) for row in figures],
         "overhead FLOPs": [_percent(row.get("overhead_flops_share"), 2) for row in figures],
-        "launches added": [_number(row.get("launches_added"), 1, 0) for row in figures],
-        "peak GB": [_number(row["peak_gb"] or None, 1, 2) for row in figures],
+        "launches added a call": [_number(row.get("launches_added"), 1, 0) for row in figures],
+        "working memory, GB": [_number(row["working_gb"] or None, 1, 2) for row in figures],
     }
     return markdown({name: cells for name, cells in columns.items() if set(cells) != {"-"}})
 
@@ -121,7 +137,7 @@ def _parts(row: Row) -> str:
     parts = [row[f"{part}_seconds"] for part in ("plan", "merge", "unmerge")]
     if None in parts or row["method"] == "ideal":
         return "-"
-    kept = f" every {row['keep_steps']} steps" if row["keep_steps"] > 1 else ""
+    kept = f" every {row['keep_steps']:g} steps" if row["keep_steps"] > 1 else ""
     plan, merge, unmerge = (f"{1000 * part:.0f}" for part in parts)
     return f"{plan}{kept} / {merge} / {unmerge}"
 

@@ -5,6 +5,7 @@ Timings on a shared machine swing by a factor of two from one minute to the next
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +16,13 @@ from typing import Any
 import torch
 
 from ..core import Schedule
+from ..hook import wait_for
 from .contenders import Contender
 
 Call = Callable[[int], Any]  # one call of the model at a step, or one whole generation
+
+
+PARTS = ("plan", "merge", "unmerge")
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Run:
     merge_seconds: float | None
     unmerge_seconds: float | None
     peak_bytes: int
+    level_bytes: int = 0  # what was in use before the call: weights, and plans of others
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,9 @@ def rounds(
 ) -> Iterator[list[Run]]:
     """Warm everything up, then go round: each item is one round, with a run of every contender in it.
 
-    In single calls, the making of plans that are kept for several steps is timed apart, and figures add its
-    share. In `whole` generations, everything is in the time.
+    Every other round goes backwards, so that nobody always comes after the same one. In single calls, the
+    making of plans that are kept for several steps is timed apart, and figures add its share. In `whole`
+    generations, everything is in the time.
     """
     total = len(contenders) * (len(numbers) + 1)
     begin, done = time.perf_counter(), 0
@@ -68,37 +75,36 @@ def rounds(
         left = (time.perf_counter() - begin) / done * (total - done)
         progress(Progress(done, total, label, seconds, left))
 
-    planning: dict[str, float | None] = {}
+    spent: dict[str, dict[str, float | None]] = {}
     for contender in contenders:
-        apart = not (whole or contender.plans_in_every_call)
         start = time.perf_counter()
-        planning[contender.label] = _warm_up(call, contender, device, apart)
+        spent[contender.label] = _warm_up(call, contender, device, whole)
         report(f"{contender.label}, warming up", time.perf_counter() - start)
     for number in numbers:
         runs = []
-        for contender in contenders:
-            apart = not (whole or contender.plans_in_every_call)
-            runs.append(_timed(call, contender, size, number, device, apart, planning[contender.label]))
+        for contender in contenders if number % 2 == 0 else reversed(contenders):
+            runs.append(_timed(call, contender, size, number, device, whole, spent[contender.label]))
             report(contender.label, runs[-1].seconds)
         yield runs
 
 
-def _warm_up(call: Call, contender: Contender, device: torch.device, apart: bool) -> float | None:
-    """A first call; on a device that runs behind our back, also what planning takes: later calls reuse it."""
+def _warm_up(call: Call, contender: Contender, device: torch.device, whole: bool) -> dict[str, float | None]:
+    """A first call; where the device runs behind our back, also what a call spends on what."""
     patch = contender.patch
     with contender.use():
         call(0)
-        synchronise(device)
-        if not apart or device.type == "cpu":
-            return None
+        wait_for(device)
+        if patch is None or whole or device.type == "cpu":
+            return dict.fromkeys(PARTS)
         patch.plans.clear()
-        patch.seconds["plan"], patch.synchronise = 0.0, True
+        before, patch.synchronise = dict(patch.seconds), True
         call(1)
         patch.synchronise = False
-        seconds = patch.seconds["plan"]
-        call(2)  # where layouts take turns, the plan of the other one
-        patch.schedule = Schedule(10**9, 10**9)
-        return seconds
+        spent = {part: patch.seconds[part] - before[part] for part in PARTS}
+        if contender.keeps_plans_for > 1:
+            call(2)  # where layouts take turns, the plan of the other one
+            patch.schedule = Schedule(10**9, 10**9)  # timed calls reuse what there is now
+        return spent
 
 
 def _timed(
@@ -107,49 +113,48 @@ def _timed(
     size: tuple[int, int],
     number: int,
     device: torch.device,
-    apart: bool,
-    planning: float | None,
+    whole: bool,
+    spent: dict[str, float | None],
 ) -> Run:
-    """One run. On the CPU, which tells what it spent on what, plans are made in every one of them."""
+    """One run. On the CPU, which tells what it spent on what, plans are made in every single call."""
     patch = contender.patch
-    if apart and device.type == "cpu":
+    if patch and not whole and device.type == "cpu":
         patch.plans.clear()
     before = dict(patch.seconds) if patch else {}
     with contender.use():
-        reset_peak(device)
-        synchronise(device)
+        level = reset_peak(device)
+        wait_for(device)
         start = time.perf_counter()
         call(number + 3)  # steps 0, 1 and 2 were for warming up
-        synchronise(device)
+        wait_for(device)
         seconds = time.perf_counter() - start
-    parts: dict[str, float | None] = {"plan": planning, "merge": None, "unmerge": None}
     if patch and patch.timed:
-        parts = {part: patch.seconds[part] - before[part] for part in parts}
-        seconds -= parts["plan"] if apart else 0.0
+        spent = {part: patch.seconds[part] - before[part] for part in PARTS}
+        if not whole and contender.keeps_plans_for > 1:
+            seconds -= spent["plan"]
     return Run(
         size=size,
         method=contender.method,
         ratio=contender.ratio,
         round=number,
         seconds=seconds,
-        plan_seconds=parts["plan"],
-        merge_seconds=parts["merge"],
-        unmerge_seconds=parts["unmerge"],
+        plan_seconds=spent["plan"],
+        merge_seconds=spent["merge"],
+        unmerge_seconds=spent["unmerge"],
         peak_bytes=peak(device),
+        level_bytes=level,
     )
 
 
-def synchronise(device: torch.device) -> None:
-    """Wait until the device has done everything it was asked for."""
-    torch.get_device_module(device).synchronize()
-
-
-def reset_peak(device: torch.device) -> None:
-    """Forget the most memory there ever was: the device's, or this process's, which the kernel keeps."""
+def reset_peak(device: torch.device) -> int:
+    """Forget the most memory there ever was, and return what is in use now: on a GPU, or by this process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    elif os.access("/proc/self/clear_refs", os.W_OK):
+        return torch.cuda.memory_allocated(device)
+    if os.access("/proc/self/clear_refs", os.W_OK):
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed, but not given back, would count as in use
         Path("/proc/self/clear_refs").write_text("5")
+    return peak(device)
 
 
 def peak(device: torch.device) -> int:

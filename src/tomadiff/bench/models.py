@@ -278,13 +278,15 @@ def arguments(
     guidance: float | None = None,
     prompt: str = PROMPT,
 ) -> dict[str, Any]:
-    """What to call a pipeline with for pictures of that height and width, as far as it takes it.
+    """What to call a pipeline with for pictures of that height and width.
 
     Without text encoders, the prompt is random embeddings. Guidance None is the pipeline's own default.
     """
     wanted = {"height": size[0], "width": size[1], "guidance_scale": guidance}
     takes = inspect.signature(pipe.__call__).parameters
-    call = {name: value for name, value in wanted.items() if name in takes and value is not None}
+    call = {name: value for name, value in wanted.items() if value is not None}
+    if missing := [name for name in call if name not in takes]:
+        raise ValueError(f"{type(pipe).__name__} takes no {' or '.join(missing)}")
     if any(part is not None for name, part in pipe.components.items() if name.startswith("text_encoder")):
         return {"prompt": [prompt] * batch, **call}
     return {**_embeddings(denoiser(pipe)[0], batch, guided=guidance is None or guidance > 1), **call}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,20 @@ IDEAL_COLOUR, OUR_COLOUR, DENSE_COLOUR = "#888888", "#d6336c", "#222222"
 COLOURS = ("#1c7ed6", "#f08c00", "#2f9e44", "#7048e8", "#0c8599", "#a61e4d", "#5c940d", "#862e9c")
 
 
+def check_plot(methods: Sequence[str] | None) -> None:
+    """Complain before hours of measuring."""
+    if find_spec("matplotlib") is None:
+        raise ImportError("--plot needs matplotlib: pip install 'tomadiff[bench]'")
+    if methods and (DENSE not in methods or len(methods) == 1):
+        raise ValueError(
+            f"--plot draws speed-ups over {DENSE}: add it to --methods, and something to compare"
+        )
+
+
 def plot(figures: Sequence[Row], title: str, path: Path) -> None:
     """Speed-up against ratio, a panel for each size, and time against size where there are several."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError("--plot needs matplotlib: pip install 'tomadiff[bench]'") from error
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

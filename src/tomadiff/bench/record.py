@@ -15,7 +15,6 @@ import torch
 from ..generate import write_whole
 from ..named import label
 from . import figures
-from .contenders import Contender
 from .measure import Run
 
 
@@ -27,7 +26,7 @@ class Record:
     runs: list[Run] = field(default_factory=list)
     counts: list[figures.Row] = field(default_factory=list)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each method at each ratio
-    keep_steps: dict[str, int] = field(default_factory=dict)  # for which a method keeps its plans
+    keep_steps: dict[str, float] = field(default_factory=dict)  # for which a method keeps its plans
 
     def rows(self) -> list[figures.Row]:
         return figures.rows(self.runs, self.counts, self.keep_steps)
@@ -41,29 +40,39 @@ class Record:
         try:
             earlier = json.loads(path.read_text())
             runs = [Run(**{**run, "size": tuple(run["size"])}) for run in earlier["runs"]]
+            about, counts = earlier["about"], earlier["counts"]
+            settings, keep_steps = earlier["settings"], earlier["keep_steps"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"can't resume {path}, which is no record of a benchmark: {error}") from error
         # through JSON and back, tuples are lists on both sides
         changed = [
-            key
-            for key, value in json.loads(json.dumps(self.about)).items()
-            if earlier["about"].get(key) != value
+            key for key, value in json.loads(json.dumps(self.about)).items() if about.get(key) != value
         ]
         if changed:
-            was = ", ".join(f"{key} was {earlier['about'].get(key)!r}" for key in changed)
+            was = ", ".join(f"{key} was {about.get(key)!r}" for key in changed)
             raise ValueError(
                 f"can't resume {path}, which was measured differently: {was}; take another --json"
             )
-        self.runs = runs
+        self.runs, self.counts = runs, [{**row, "size": tuple(row["size"])} for row in counts]
+        self.settings, self.keep_steps = settings, keep_steps
 
 
-def finished_rounds(runs: Sequence[Run], size: tuple[int, int], entries: Sequence[Contender]) -> set[int]:
-    """Rounds in which every contender had its turn."""
+def finished_rounds(
+    runs: Sequence[Run], size: tuple[int, int], todo: Sequence[tuple[str, float]]
+) -> set[int]:
+    """Rounds in which every method had its turn; an error where the rounds are of others."""
     there = {(run.round, run.method, run.ratio) for run in runs if run.size == size}
+    measured = {(method, ratio) for _, method, ratio in there}
+    if measured and measured != set(todo):
+        names = ", ".join(sorted(label(*pair) for pair in measured))
+        raise ValueError(
+            f"at {size[0]} x {size[1]} the file has rounds of {names}: rounds with others can't be added to "
+            "them; take another --json"
+        )
     return {
         number
         for number in {run.round for run in runs}
-        if all((number, entry.method, entry.ratio) in there for entry in entries)
+        if all((number, method, ratio) in there for method, ratio in todo)
     }
 
 

@@ -45,8 +45,9 @@ class Device:
 # From NVIDIA's data sheets. The paper's GPUs are "RTX6000", "V100" and "RTX8000". The Quadro RTX 6000 and
 # 8000 are one chip with 24 and 48 GB, and Flux alone takes 24 GB, so its RTX6000 may well be the Ada one.
 DEVICES = {
-    "rtx6000": Device("Quadro RTX 6000, 8000", tflops=130.5, tflops_fp32=16.3, bandwidth=672),
-    "v100": Device("V100 SXM2", tflops=125, tflops_fp32=15.7, bandwidth=900),
+    # these two have no FlashAttention-2, and PyTorch's other fused attention is slower
+    "rtx6000": Device("Quadro RTX 6000, 8000", tflops=130.5, tflops_fp32=16.3, bandwidth=672, attention=0.25),
+    "v100": Device("V100 SXM2", tflops=125, tflops_fp32=15.7, bandwidth=900, attention=0.25),
     "rtx6000-ada": Device("RTX 6000 Ada", tflops=364.2, tflops_fp32=91.1, bandwidth=960),
     "l40s": Device("L40S", tflops=362, tflops_fp32=91.6, bandwidth=864),
     "rtx4090": Device("RTX 4090", tflops=165.2, tflops_fp32=82.6, bandwidth=1008),

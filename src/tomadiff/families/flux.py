@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch.nn.functional as F
@@ -37,7 +38,8 @@ def weigh_block_keys(call: Call, bias: Tensor, text: int) -> None:
 def grid(model: nn.Module, img_ids: Tensor) -> tuple[int, ...]:
     """Rows and columns, from the position of the last token. Waits for the device, once for each table."""
     last = (img_ids[0] if img_ids.ndim == 3 else img_ids)[-1].tolist()
-    return int(last[1]) + 1, int(last[2]) + 1
+    grid, tokens = (int(last[1]) + 1, int(last[2]) + 1), img_ids.shape[-2]
+    return grid if math.prod(grid) == tokens else (tokens,)  # more pictures in one sequence are no grid
 
 
 ROTARY = "image_rotary_emb"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -46,15 +47,24 @@ def plan(
 ) -> Downsampling:
     """The same for all features: a ratio of 1 - 1 / f^2 downsamples by f, whatever the tokens look like."""
     factor = round((1 - ratio) ** -0.5)
+    chosen, cells = _downsampled(grid, factor, shifted, features.device)
+    regions = cut(grid, "global", 1, False, features.device)
+    return Downsampling(regions, chosen.expand(features.shape[0], -1), cells)
+
+
+@lru_cache(maxsize=64)
+def _downsampled(
+    grid: tuple[int, ...], factor: int, shifted: bool, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The token of each cell that is taken, and the cell of each token."""
     corner = factor - 1 if shifted else 0
-    index = torch.arange(math.prod(grid)).reshape(grid)
-    cells = torch.zeros(grid, dtype=torch.long)
-    for axis, side in enumerate(grid):
-        across = torch.arange(side) // factor
-        shape = [-1 if a == axis else 1 for a in range(len(grid))]
-        cells = cells * math.ceil(side / factor) + across.reshape(shape)
-        index = index.index_select(axis, (torch.arange(0, side, factor) + corner).clamp_max(side - 1))
-    chosen = index.flatten().to(features.device).expand(features.shape[0], -1)
-    return Downsampling(
-        cut(grid, "global", 1, False, features.device), chosen, cells.flatten().to(features.device)
-    )
+    # cached tensors outlive the call that made them, and inference tensors can't be used under autograd later
+    with torch.inference_mode(False):
+        index = torch.arange(math.prod(grid)).reshape(grid)
+        cells = torch.zeros(grid, dtype=torch.long)
+        for axis, side in enumerate(grid):
+            across = torch.arange(side) // factor
+            shape = [-1 if a == axis else 1 for a in range(len(grid))]
+            cells = cells * math.ceil(side / factor) + across.reshape(shape)
+            index = index.index_select(axis, (torch.arange(0, side, factor) + corner).clamp_max(side - 1))
+        return index.flatten().to(device), cells.flatten().to(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +25,10 @@ class Matching:
     joined: Tensor  # [B, N] the place in that list where each token went
 
     def merge(self, x: Tensor) -> Tensor:
-        """The plain mean of the tokens that went to a place."""
-        sums = x.new_zeros(self.destinations.numel(), x.shape[-1])
-        sums.index_add_(0, _rows(self.joined, self.destinations.shape[1]), x.flatten(0, 1))
-        return sums.view(*self.destinations.shape, -1).div_(self.sizes()[..., None])
+        """The plain mean of the tokens that went to a place, summed in fp32."""
+        sums = torch.zeros(self.destinations.numel(), x.shape[-1], device=x.device)
+        sums.index_add_(0, _rows(self.joined, self.destinations.shape[1]), x.flatten(0, 1).float())
+        return sums.view(*self.destinations.shape, -1).div_(self.sizes()[..., None]).to(x.dtype)
 
     def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
         return pick(y, self.joined) if onto is None else onto + pick(y - merged, self.joined)
@@ -65,8 +66,8 @@ def match(features: Tensor, grid: tuple[int, ...], ratio: float, shifted: bool) 
     a picture depend on more than its seed.
     """
     batch, tokens = features.shape[:2]
-    cells, sources = (index.to(features.device) for index in _split(grid, shifted))
-    staying = kept(tokens, ratio) - len(cells)
+    cells, sources = _split(grid, shifted, features.device)
+    staying = max(0, kept(tokens, ratio) - len(cells))  # where a grid is one token wide, half are cells
     unit = F.normalize(features.float(), dim=-1)
     similarity = unit.index_select(1, sources) @ unit.index_select(1, cells).transpose(1, 2)
     closeness, nearest = similarity.max(dim=-1)
@@ -93,12 +94,16 @@ def _rows(places: Tensor, length: int) -> Tensor:
     return (places + first[:, None]).flatten()
 
 
-def _split(grid: tuple[int, ...], shifted: bool) -> tuple[Tensor, Tensor]:
+@lru_cache(maxsize=64)
+def _split(grid: tuple[int, ...], shifted: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """Numbers of the destinations, one a cell, and of all others. What cells don't cover is a source."""
-    index = torch.arange(math.prod(grid)).reshape(grid)
-    corner = tuple(
-        slice(min(side, CELL) - 1 if shifted else 0, max(CELL, side // CELL * CELL), CELL) for side in grid
-    )
-    chosen = torch.zeros(grid, dtype=torch.bool)
-    chosen[corner] = True
-    return index[chosen], index[~chosen]
+    # cached tensors outlive the call that made them, and inference tensors can't be used under autograd later
+    with torch.inference_mode(False):
+        index = torch.arange(math.prod(grid)).reshape(grid)
+        corner = tuple(
+            slice(min(side, CELL) - 1 if shifted else 0, max(CELL, side // CELL * CELL), CELL)
+            for side in grid
+        )
+        chosen = torch.zeros(grid, dtype=torch.bool)
+        chosen[corner] = True
+        return index[chosen].to(device), index[~chosen].to(device)
