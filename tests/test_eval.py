@@ -298,7 +298,7 @@ def test_caches_of_diffusers_are_ways_too(tmp_path: Path) -> None:
     [
         (["--seeds", "0"], "at least 1"),
         (["--methods", "tomata"], "unknown method"),
-        (["--methods", "first-block"], "a UNet has none"),
+        (["--methods", "first-block"], "no caches for"),
         (["--methods", "todo"], "whole factors"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
         (["--workers", "2"], "for --engine ray"),
@@ -331,7 +331,36 @@ def test_the_paper_protocol_is_three_thousand_pictures() -> None:
     args = parser.parse_args(["--protocol", "paper"])
     command.settle(args)
     assert len(load_prompts(args.prompts, args.limit)) * args.seeds == 3000
-    assert args.metrics == ["fid", "clip", "dino"] and args.ratio == [0.25, 0.5, 0.75]
+    assert {"fid", "clip", "dino"} <= set(args.metrics) and args.ratio == [0.25, 0.5, 0.75]
     args = parser.parse_args(["--protocol", "ablation", "--model", "some/model"])
     command.settle(args)
     assert len(load_prompts(args.prompts, args.limit)) * args.seeds == 150
+
+
+def test_an_interrupt_leaves_a_summary_of_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the middle of a prompt, of which only the dense picture is there."""
+    finished = local.run
+
+    def interrupted(job: Job, works: list[Any]) -> Any:
+        for count, drawing in enumerate(finished(job, works)):
+            if count == 3:
+                raise KeyboardInterrupt
+            yield drawing
+
+    monkeypatch.setattr(local, "run", interrupted)
+    assert evaluate(tmp_path, "--metrics", "psnr") == 130
+    assert "--resume goes on" in capsys.readouterr().err
+    assert len(read_rows(tmp_path / "rows.jsonl")) == 3 and (tmp_path / "cases.png").exists()
+    monkeypatch.undo()
+    assert evaluate(tmp_path, "--metrics", "psnr", "--resume") == 0
+    assert len(read_rows(tmp_path / "rows.jsonl")) == 6
+
+
+def test_scores_of_another_model_are_other_scores() -> None:
+    from tomadiff.quality.scores import Wanted
+
+    assert Wanted(["clip"], clip_model="a").name_of("clip") != Wanted(["clip"], clip_model="b").name_of(
+        "clip"
+    )

@@ -73,7 +73,7 @@ def pairs(
 ) -> tuple[list[tuple[str, float]], list[str]]:
     """(way, ratio): each way at all ratios it can do, dense and caches at 0. And what was left out, why."""
     found, left_out = [], []
-    for way in ways:
+    for way in dict.fromkeys(ways):
         parts = way.split("+")
         if sum(map(_merges, parts)) > 1:
             raise ConfigError(f"{way!r} merges twice: take one method, and caches beside it")
@@ -83,7 +83,7 @@ def pairs(
             found.append((way, 0.0))
             continue
         possible = []
-        for ratio in ratios:
+        for ratio in dict.fromkeys(ratios):
             try:
                 for part in parts:
                     check(part, ratio, family)

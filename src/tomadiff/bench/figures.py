@@ -42,7 +42,8 @@ def _row(group: list[Run], key: tuple, runs: Sequence[Run], keep_steps: dict[str
         known = [getattr(run, f"{part}_seconds") for run in group]
         row[f"{part}_seconds"] = None if None in known else statistics.median(known)
     row["keep_steps"] = keep_steps.get(method, 1)
-    row["working_gb"] = max(run.peak_bytes - run.level_bytes for run in group) / 1e9
+    if all(run.level_bytes for run in group):
+        row["working_gb"] = max(run.peak_bytes - run.level_bytes for run in group) / 1e9
     row["peak_gb"] = max(run.peak_bytes for run in group) / 1e9
     dense = {run.round: run.seconds for run in runs if run.size == size and run.method == DENSE}
     limit = ideal_of(method)
@@ -103,7 +104,7 @@ def table(figures: Sequence[Row], unit: str) -> str:
         f"{unit_name}FLOP a call": [_number(row.get("model_flops"), scale, 2) for row in figures],
         "overhead FLOPs": [_percent(row.get("overhead_flops_share"), 2) for row in figures],
         "launches added a call": [_number(row.get("launches_added"), 1, 0) for row in figures],
-        "working memory, GB": [_number(row["working_gb"] or None, 1, 2) for row in figures],
+        "working memory, GB": [_number(row.get("working_gb"), 1, 2) for row in figures],
     }
     return markdown({name: cells for name, cells in columns.items() if set(cells) != {"-"}})
 

@@ -41,7 +41,7 @@ class Record:
             earlier = json.loads(path.read_text())
             runs = [Run(**{**run, "size": tuple(run["size"])}) for run in earlier["runs"]]
             about, counts = earlier["about"], earlier["counts"]
-            settings, keep_steps = earlier["settings"], earlier["keep_steps"]
+            settings, keep_steps = earlier.get("settings", {}), earlier["keep_steps"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"can't resume {path}, which is no record of a benchmark: {error}") from error
         # through JSON and back, tuples are lists on both sides

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 
 from ..demo.embedded import EMBEDDED
@@ -33,7 +34,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
         "prompts": "imagenet",
         "seeds": 3,
         "ratio": [0.25, 0.5, 0.75],
-        "metrics": ["fid", "clip", "dino"],
+        "metrics": ["psnr", "ssim", "fid", "clip", "dino"],  # the first two cost nothing, and plots need them
     },
     "ablation": {"limit": 50, "seeds": 3},
 }
@@ -152,7 +153,7 @@ def make_job(args: argparse.Namespace) -> Job:
         guidance=args.guidance,
         dtype=args.dtype,
         device=args.device,
-        threads=args.threads,
+        threads=args.threads or torch.get_num_threads(),  # rounding depends on it
     )
 
 
@@ -192,12 +193,7 @@ def judge(args: argparse.Namespace, store: Store) -> None:
         summary.pareto_plot(
             lines, "psnr", f"{store.job.model}: closeness to the dense picture", store.folder / "pareto.png"
         )
-        sheet = summary.cases(rows, complete(rows, ways), lambda row: Image.open(io.BytesIO(store.read(row))))
-        write_whole(store.folder / "cases.png", lambda path: sheet.save(path, "PNG"))
+        sheet = summary.cases(rows, ways, lambda row: Image.open(io.BytesIO(store.read(row))))
+        if sheet is not None:
+            write_whole(store.folder / "cases.png", lambda path: sheet.save(path, "PNG"))
     print(f"pictures, rows and plots are in {store.folder}")
-
-
-def complete(rows: Sequence[summary.Row], ways: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Ways that have a picture of everything that the dense one has, as an interrupted evaluation may not."""
-    have = {way: {(r["number"], r["seed"]) for r in rows if (r["way"], r["ratio"]) == way} for way in ways}
-    return [way for way in ways if have[way] == have[REFERENCE]]

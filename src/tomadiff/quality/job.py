@@ -81,6 +81,7 @@ class Painter:
             draw(self.pipe, Request(work.prompt, work.seed, 1, job.size, job.guidance))
             self.warm = True
         for way, ratio in work.ways:
+            torch.manual_seed(work.seed)  # for ways that draw random numbers of their own, as tomesd does
             with switched_on(self.pipe, way, ratio):
                 picture, seconds = draw(self.pipe, request)
             yield Drawing(work.number, work.prompt, work.seed, way, ratio, seconds, encode(picture))

@@ -30,6 +30,11 @@ class Wanted:
     fid_against: str = "dense"
     device: str = "cpu"
 
+    def name_of(self, metric: str) -> str:
+        """What a score is kept as: scores of different models are different scores."""
+        model = {"clip": self.clip_model, "dino": self.dino_model}.get(metric)
+        return f"{metric} of {model}" if model else metric
+
 
 # of a picture, the dense one and the prompt
 Score = Callable[[Tensor, Tensor, str], float]
@@ -45,15 +50,20 @@ def score(store: Store, wanted: Wanted) -> tuple[list[Row], dict[str, dict[str, 
         reference = dense.get(key[:2])
         if reference is None:
             continue
+        # the dense picture can't be compared with itself, only with its prompt
+        useful = {
+            name: measure for name, measure in measures.items() if row is not reference or name == "clip"
+        }
         found = kept.get((row["sha256"], reference["sha256"]), {})
-        missing = {name: measure for name, measure in measures.items() if name not in found}
+        names = {name: wanted.name_of(name) for name in useful}
+        missing = {name: measure for name, measure in useful.items() if names[name] not in found}
         if missing:
             picture, other = decode(store.read(row))[None], decode(store.read(reference))[None]
-            new = {name: measure(picture, other, row["prompt"]) for name, measure in missing.items()}
+            new = {names[name]: measure(picture, other, row["prompt"]) for name, measure in missing.items()}
             found = {**found, "sha256": row["sha256"], "dense": reference["sha256"], **new}
             append(store.folder / "scores.jsonl", found)
             print(f"scoring: {row['file']}", file=sys.stderr)
-        rows.append({**row, **{name: found[name] for name in measures}})
+        rows.append({**row, **{name: found[names[name]] for name in useful}})
     sets: dict[str, dict[str, float]] = {}
     if "fid" in wanted.metrics:
         try:

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from ..generate import write_whole
-from ..named import label, parse
+from ..named import OURS, label, parse
 from ..viz import contact_sheet
 from .job import REFERENCE, Way
 
@@ -93,8 +93,9 @@ def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> No
     points = [line for line in lines if line.get(metric) is not None and line["speedup"]]
     figure, axis = pyplot.subplots(figsize=(8.5, 5.2), dpi=110)
     for way in dict.fromkeys(line["way"] for line in points):
-        curve = sorted((line["speedup"], line[metric]) for line in points if line["way"] == way)
-        ours = parse(way)[0] == "tomadiff"
+        mine = sorted((line for line in points if line["way"] == way), key=lambda line: line["ratio"])
+        curve = [(line["speedup"], line[metric]) for line in mine]
+        ours = any(parse(part)[0] == OURS for part in way.split("+"))
         axis.plot(*zip(*curve), marker="o", linewidth=2.2 if ours else 1.3, label=way)
     front = pareto([(line["speedup"], line[metric]) for line in points], METRICS[metric][2])
     axis.plot(*zip(*front), color="black", linestyle=":", linewidth=1, label="front", zorder=0)
@@ -121,23 +122,32 @@ def pareto(points: Sequence[tuple[float, float]], higher_is_better: bool) -> lis
 
 def cases(
     rows: Sequence[Row], ways: Sequence[Way], read: Any, metric: str = "psnr", side: int = 128
-) -> Image.Image:
-    """A contact sheet: the best, the median and the worst case of the first way that is not dense."""
-    merged = [way for way in ways if way != REFERENCE]
+) -> Image.Image | None:
+    """A contact sheet: the best, the median and the worst case of the first way that is not dense.
+
+    None if nothing is drawn in every way yet.
+    """
+    shown = [REFERENCE, *(way for way in ways if way != REFERENCE)]
+    drawn = [{_case(row) for row in rows if (row["way"], row["ratio"]) == way} for way in shown]
+    common = set.intersection(*drawn)
     judged = sorted(
-        (row for row in rows if (row["way"], row["ratio"]) == merged[0] and row.get(metric) is not None),
+        (row for row in rows if (row["way"], row["ratio"]) == shown[1] and _case(row) in common),
         key=lambda row: row[metric],
         reverse=METRICS[metric][2],
     )
+    if not judged:
+        return None
     chosen = {"best": judged[0], "median": judged[len(judged) // 2], "worst": judged[-1]}
     pictures, captions = [], []
     for case in chosen.values():
-        beside = [_same(rows, case, way) for way in (REFERENCE, *merged)]
-        pictures.append([_thumbnail(read(row), side) for row in beside])
-        captions.append(
-            [f"{row[metric]:.1f}" if row.get(metric) is not None else case["prompt"] for row in beside]
-        )
-    return contact_sheet(pictures, [label(*way) for way in (REFERENCE, *merged)], list(chosen), captions)
+        dense, *others = (_same(rows, case, way) for way in shown)
+        pictures.append([_thumbnail(read(row), side) for row in (dense, *others)])
+        captions.append([case["prompt"], *(f"{row[metric]:.1f}" for row in others)])
+    return contact_sheet(pictures, [label(*way) for way in shown], list(chosen), captions)
+
+
+def _case(row: Row) -> tuple[int, int]:
+    return row["number"], row["seed"]
 
 
 def _same(rows: Sequence[Row], case: Row, way: Way) -> Row:

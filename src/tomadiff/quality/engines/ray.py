@@ -19,10 +19,10 @@ ATTEMPTS = 3  # for one prompt and seed: what kills every worker that touches it
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where, and how many. Without an address, Ray starts here."""
+    """Where, and how many."""
 
-    address: str | None = None
-    workers: int | None = None  # None: one for each GPU asked for, else one for each node
+    address: str | None = None  # None: Ray starts here
+    workers: int | None = None  # None: as many as the cluster's GPUs or CPUs allow
     gpus_per_worker: float = 0.0
 
 
@@ -30,7 +30,7 @@ def run(job: Job, works: Sequence[Work], cluster: Cluster) -> Iterator[Drawing]:
     ray = _ray()
     started = not ray.is_initialized()
     if started:
-        ray.init(address=cluster.address, log_to_driver=False, include_dashboard=False)
+        ray.init(address=cluster.address or "local", log_to_driver=False, include_dashboard=False)
     try:
         yield from _share_out(ray, job, works, cluster)
     finally:
@@ -54,13 +54,15 @@ def _share_out(ray: Any, job: Job, works: Sequence[Work], cluster: Cluster) -> I
         actor, work, attempt = running.pop(finished)
         try:
             drawings = ray.get(finished)
-        except ray.exceptions.RayActorError as error:
+        except ray.exceptions.RayTaskError as error:
+            raise error.as_instanceof_cause() from None  # it would go wrong on any worker
+        except ray.exceptions.RayError as error:
             if attempt == ATTEMPTS:
                 raise RuntimeError(
                     f"{work.prompt!r} with seed {work.seed} ended {ATTEMPTS} workers; the last: {error}"
                 ) from error
-            print(f"a worker died; {work.prompt!r} goes to another", file=sys.stderr)
-            waiting.append((work, attempt + 1))
+            print(f"a worker died; {work.prompt!r} goes to another: {error}", file=sys.stderr)
+            waiting.appendleft((work, attempt + 1))  # so that what ends every worker comes to an end soon
             free.append(worker.remote(job))
             continue
         free.append(actor)
