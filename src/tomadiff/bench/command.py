@@ -184,13 +184,13 @@ def settle_expect(args: argparse.Namespace) -> None:
 def chosen(args: argparse.Namespace, family: Family) -> list[tuple[str, float]]:
     """Methods and ratios to measure."""
     measured, left_out = pairs(args.methods or usual(args.ratio, family), args.ratio, family)
-    for method, ratio in measured:
-        for part in method.split("+") if not args.steps else []:
-            name, _ = parse(part)
-            if name in CACHES and args.model in models.ARCHITECTURES:
-                raise ValueError(f"{part} decides by what a model computes, which random weights don't tell")
-            if name in CACHES or (name in METHODS and configuration(part, ratio, family).dense_steps):
-                raise ValueError(f"{part}: steps of a generation differ, and single calls don't; add --steps")
+    for part, ratio in [(part, ratio) for method, ratio in measured for part in method.split("+")]:
+        name, _ = parse(part)
+        if name in CACHES and args.model in models.ARCHITECTURES:
+            raise ValueError(f"{part} decides by what a model computes, which random weights don't tell")
+        steps_differ = name in CACHES or (name in METHODS and configuration(part, ratio, family).dense_steps)
+        if steps_differ and not args.steps:
+            raise ValueError(f"{part}: steps of a generation differ, and single calls don't; add --steps")
     for line in left_out:
         print(line, file=sys.stderr)
     return measured
