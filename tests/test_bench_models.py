@@ -218,14 +218,22 @@ def test_tomesd_finds_a_unets_sample(name: str) -> None:
 
 
 class KeywordPipeline:
-    """Calls its UNet by keyword alone, and takes no size."""
+    """Calls its UNet by keyword alone."""
 
     def __init__(self, unet: nn.Module) -> None:
         self.unet, self.components = unet, {"unet": unet}
 
     def set_progress_bar_config(self, **config: Any) -> None: ...
 
-    def __call__(self, prompt_embeds: Tensor, negative_prompt_embeds: Tensor, steps: int = 1) -> None:
+    def __call__(
+        self,
+        prompt_embeds: Tensor,
+        negative_prompt_embeds: Tensor,
+        steps: int = 1,
+        height: int = 64,
+        width: int = 64,
+        guidance_scale: float = 1.0,
+    ) -> None:
         for time in torch.linspace(999, 1, steps):
             self.unet(sample=torch.ones(1, 4, 8, 8), timestep=time, encoder_hidden_states=prompt_embeds)
 
