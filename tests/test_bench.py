@@ -296,6 +296,7 @@ def test_an_interrupt_prints_and_keeps_what_is_finished(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs us may ignore it
         env=os.environ | {"PYTHONWARNINGS": "ignore"},
     )
     deadline = time.monotonic() + 60

@@ -242,6 +242,7 @@ def test_interrupting_keeps_finished_pictures_and_no_half_ones(tmp_path: Path) -
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs us may ignore it
     )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("out-*.png")) and time.monotonic() < deadline:

@@ -153,7 +153,7 @@ def write_npz(**arrays: Any) -> Callable[[Path], None]:
         (write_npz(mu=np.ones(3), sigma=np.eye(4)), "don't belong together"),
         (write_npz(mu=np.ones(3), sigma=np.full((3, 3), np.nan)), "not finite"),
         (write_npz(mu=np.array(["a"]), sigma=np.eye(1)), "not a .npz with statistics"),
-        (write_npz(mu=np.array([print]), sigma=np.eye(1)), "not a .npz with statistics"),
+        (write_npz(mu=np.array([{"a": 1}], dtype=object), sigma=np.eye(1)), "not a .npz with statistics"),
         (lambda path: path.write_text("mu, sigma"), "not a .npz with statistics"),
         (lambda path: path.write_bytes(b""), "not a .npz with statistics"),
         (lambda path: np.save(path.open("wb"), np.ones(3)), "not a .npz with statistics"),

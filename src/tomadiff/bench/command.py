@@ -18,6 +18,7 @@ from torch import nn
 
 import tomadiff
 
+from ..config import Config
 from ..demo.embedded import EMBEDDED
 from ..families import Family, family_of
 from ..generate import write_whole
@@ -161,6 +162,8 @@ def settle(args: argparse.Namespace) -> None:
         )
     if args.plot:
         check_plot(args.methods)
+    for ratio in args.ratio:
+        Config(ratio=ratio, regions="global")  # what no method could do is not left out in silence
     check_device(args.device)
     if args.resume and not args.json:
         raise ValueError("--resume goes on from a file: name it with --json")
