@@ -177,6 +177,11 @@ def test_todo_takes_the_nearest_neighbour_of_a_coarser_grid(
     assert torch.equal(plan.merge(x), x[:, chosen])
     nearest = [(t // width // factor * width + t % width // factor) * factor for t in range(height * width)]
     assert plan.owners()[0].tolist() == nearest
+    y = features(seed + 1, 2, len(chosen), 3)
+    copies = torch.stack([y[:, chosen.index(token)] for token in nearest], dim=1)
+    assert torch.equal(plan.unmerge(y), copies)
+    onto = features(seed + 2, 2, height * width, 3)
+    torch.testing.assert_close(plan.unmerge(2 * y, onto, y), onto + copies)
     sizes = [nearest.count(token) for token in chosen]
     assert plan.log_sizes().exp().round()[0].tolist() == sizes
     last = todo.plan(x, grid, ratio, Config(method="todo", ratio=ratio), shifted=True).destinations[0]

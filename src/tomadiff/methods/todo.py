@@ -25,7 +25,8 @@ class Downsampling:
         return x.index_select(1, self.destinations[0])
 
     def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
-        raise NotImplementedError("nothing comes back merged: queries are whole")
+        """Upsampling: each token gets a copy of what stands for its cell."""
+        return y[:, self.cells] if onto is None else onto + (y - merged)[:, self.cells]
 
     def owners(self) -> Tensor:
         return self.destinations[:, self.cells]
