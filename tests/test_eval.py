@@ -9,17 +9,25 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
+from tomadiff import config
 from tomadiff.cli import main
+from tomadiff.demo.data import load_emoji
+from tomadiff.families import FAMILIES
 from tomadiff.quality.engines import local
+from tomadiff.quality.features import Inception
 from tomadiff.quality.job import REFERENCE, Drawing, Job, decode, encode
+from tomadiff.quality.metrics import Statistics
+from tomadiff.quality.resolved import resolved
 from tomadiff.quality.store import Store, append, read_rows, slug
-from tomadiff.quality.summary import cases, pareto, summarise, table, worst_tenth
+from tomadiff.quality.summary import cases, pareto, pareto_plot, summarise, table, worst_tenth
 
 WAYS = (REFERENCE, ("tomadiff", 0.5), ("tomesd", 0.5))
 JOB = Job("emoji-unet", WAYS, steps=2, size=(32, 32), threads=1)
@@ -39,9 +47,8 @@ SMALL = [
 ]
 
 
-def drawing(number: int = 0, seed: int = 0, way: str = "dense", ratio: float = 0.0, grey: int = 9) -> Drawing:
-    picture = Image.new("RGB", (8, 8), (grey, grey, grey))
-    return Drawing(number, PROMPTS[number], seed, way, ratio, 0.5, encode(picture))
+def drawing(prompt: str = "pizza") -> Drawing:
+    return Drawing(prompt, 0, *REFERENCE, 0.5, "somebody", encode(Image.new("RGB", (8, 8))))
 
 
 def fill(store: Store, prompts: list[str] = PROMPTS, seeds: tuple[int, ...] = (0, 1)) -> None:
@@ -51,8 +58,14 @@ def fill(store: Store, prompts: list[str] = PROMPTS, seeds: tuple[int, ...] = (0
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     """The rows of a folder, without what differs from run to run."""
-    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(folder / "rows.jsonl")]
-    return sorted(rows, key=lambda row: (row["number"], row["seed"], row["way"], row["ratio"]))
+    differs = ("seconds", "painter")
+    rows = [{k: v for k, v in row.items() if k not in differs} for row in read_rows(folder / "rows.jsonl")]
+    return sorted(rows, key=lambda row: row["file"])
+
+
+def lines_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """The lines of a summary, by the name of the way."""
+    return {line["way"]: line for line in json.loads((folder / "summary.json").read_text())["lines"]}
 
 
 # -- the folder --------------------------------------------------------------------------------------------
@@ -69,7 +82,9 @@ def test_pictures_come_back_as_they_were_drawn() -> None:
 def test_every_prompt_and_seed_is_drawn_in_every_way_once(tmp_path: Path) -> None:
     store = Store(tmp_path / "out", JOB, resume=False)
     works = store.missing(PROMPTS, (0, 1))
-    assert len(works) == 4 and all(work.ways == WAYS for work in works)
+    assert len(works) == 4
+    # there and back, so that times don't depend on who is before
+    assert [work.ways for work in works] == [WAYS, WAYS[::-1], WAYS, WAYS[::-1]]
     fill(store)
     assert store.missing(PROMPTS, (0, 1)) == []
     rows = rows_of(tmp_path / "out")
@@ -110,39 +125,79 @@ def test_a_damaged_picture_is_drawn_again_and_the_others_are_not(tmp_path: Path,
 def test_half_a_row_at_the_end_is_no_row(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     store = Store(folder, JOB, resume=False)
-    store.add(drawing(0))
-    store.add(drawing(1))
+    store.add(drawing("pizza"))
+    store.add(drawing("hot dog"))
     rows = folder / "rows.jsonl"
     rows.write_bytes(rows.read_bytes()[:-20])
     again = Store(folder, JOB, resume=True)
-    assert list(again.rows) == [(0, 0, "dense", 0.0)]
-    again.add(drawing(1))
+    assert list(again.rows) == [("pizza", 0, "dense", 0.0)]
+    again.add(drawing("hot dog"))
     assert len(read_rows(rows)) == 2
 
 
 def test_a_picture_without_its_row_is_not_trusted(tmp_path: Path) -> None:
     store = Store(tmp_path, JOB, resume=False)
-    store.add(drawing(0))
+    store.add(drawing())
     (tmp_path / "rows.jsonl").unlink()
     assert Store(tmp_path, JOB, resume=True).rows == {}
 
 
 def test_a_folder_is_not_mixed_with_another_evaluation(tmp_path: Path) -> None:
-    Store(tmp_path, JOB, resume=False)
+    Store(tmp_path, JOB, resume=False).add(drawing())
     with pytest.raises(ValueError, match="--resume"):
         Store(tmp_path, JOB, resume=False)
-    with pytest.raises(ValueError, match="steps was 2"):
-        Store(tmp_path, Job("emoji-unet", WAYS, steps=3, size=(32, 32), threads=1), resume=True)
-    # another way may be added
-    more = Job("emoji-unet", (*WAYS, ("tome", 0.25)), steps=2, size=(32, 32), threads=1)
-    assert len(Store(tmp_path, more, resume=True).missing(["pizza"], (0,))[0].ways) == 4
+    with pytest.raises(ValueError, match="steps was 2, is 3"):
+        Store(tmp_path, replace(JOB, steps=3), resume=True)
+    with pytest.raises(ValueError, match=r"versions, torch was '.*', is '1\.0'"):
+        Store(tmp_path, replace(JOB, versions=JOB.versions | {"torch": "1.0"}), resume=True)
 
 
-def test_another_prompt_of_the_same_number_is_drawn_anew(tmp_path: Path) -> None:
+def test_a_folder_without_pictures_may_be_used(tmp_path: Path) -> None:
+    Store(tmp_path, JOB, resume=False)
+    Store(tmp_path, replace(JOB, steps=3), resume=False)
+    assert json.loads((tmp_path / "job.json").read_text())["steps"] == 3
+
+
+def test_what_a_folder_is_about_is_written_only_if_it_changes(tmp_path: Path) -> None:
+    Store(tmp_path, JOB, resume=False).add(drawing())
+    before = (tmp_path / "job.json").stat()
+    Store(tmp_path, JOB, resume=True)
+    assert (tmp_path / "job.json").stat() == before
+
+
+def test_pictures_without_a_job_are_not_resumed(tmp_path: Path) -> None:
+    Store(tmp_path, JOB, resume=False).add(drawing())
+    (tmp_path / "job.json").unlink()
+    with pytest.raises(ValueError, match=r"no readable job\.json"):
+        Store(tmp_path, JOB, resume=True)
+
+
+def test_ways_may_be_added_and_those_left_out_are_remembered(tmp_path: Path) -> None:
+    settings = {("tomadiff", 0.5): {"tomadiff": {"scale": 1000.0}}}
+    Store(tmp_path, replace(JOB, settings=settings), resume=False).add(drawing())
+    other = replace(JOB, ways=(REFERENCE, ("tome", 0.25)))
+    (work,) = Store(tmp_path, other, resume=True).missing(["pizza"], (0,))
+    assert work.ways == (("tome", 0.25),)
+    changed = replace(JOB, settings={("tomadiff", 0.5): {"tomadiff": {"scale": 10.0}}})
+    with pytest.raises(ValueError, match=r"tomadiff at 0\.5, tomadiff, scale was 1000\.0, is 10\.0"):
+        Store(tmp_path, changed, resume=True)
+
+
+def test_only_what_is_asked_for_counts(tmp_path: Path) -> None:
+    """Not the pictures of an earlier session with more prompts, seeds or ways."""
+    fill(Store(tmp_path, JOB, resume=False))
+    store = Store(tmp_path, replace(JOB, ways=WAYS[:2]), resume=True)
+    rows = store.asked(["hot dog", "red apple"], (0, 7))
+    assert [(row["prompt"], row["seed"], row["way"]) for row in rows] == [
+        ("hot dog", 0, "dense"),
+        ("hot dog", 0, "tomadiff"),
+    ]
+
+
+def test_the_order_of_prompts_does_not_matter(tmp_path: Path) -> None:
     store = Store(tmp_path, JOB, resume=False)
-    store.add(drawing(0))
-    (work,) = store.missing(["hot dog"], (0,))
-    assert REFERENCE in work.ways
+    fill(store)
+    assert store.missing(PROMPTS[::-1], (1, 0)) == []
 
 
 def test_names_of_folders_are_distinct() -> None:
@@ -154,26 +209,55 @@ def test_names_of_folders_are_distinct() -> None:
 # -- the summary -------------------------------------------------------------------------------------------
 
 
+def row(prompt: str, way: str, ratio: float, seconds: float, **more: Any) -> dict[str, Any]:
+    common = {"prompt": prompt, "seed": 0, "way": way, "ratio": ratio, "seconds": seconds}
+    return {**common, "painter": "a", "sha256": f"{prompt} {way}", **more}
+
+
+MERGED = ("tomadiff", 0.5)
+
+
 def test_the_summary_has_means_worst_tenths_and_paired_speedups() -> None:
     rows = []
     for number in range(20):
         pace = 1 + number  # the machine gets slower, which must not show
-        rows.append({"number": number, "seed": 0, "way": "dense", "ratio": 0.0, "seconds": 2.0 * pace})
-        rows.append(
-            {
-                "number": number,
-                "seed": 0,
-                "way": "tomadiff",
-                "ratio": 0.5,
-                "seconds": 1.0 * pace,
-                "psnr": 20.0 + number,
-            }
-        )
-    dense, merged = summarise(rows, [REFERENCE, ("tomadiff", 0.5)], {"tomadiff at 0.5": {"fid": 3.0}})
+        rows.append(row(str(number), *REFERENCE, 2.0 * pace))
+        rows.append(row(str(number), *MERGED, 1.0 * pace, psnr=20.0 + number))
+    dense, merged = summarise(rows, [REFERENCE, MERGED], {"tomadiff at 0.5": {"fid": 3.0}})
     assert merged["speedup"] == 2.0 and merged["psnr"] == 29.5 and merged["psnr_worst"] == 20.5
     assert dense["speedup"] == 1.0 and "psnr" not in dense and merged["fid"] == 3.0
     text = table([dense, merged], {"clip": "get it so"})
     assert "29.5 (20.5)" in text and "not available" in text and "get it so" in text
+    assert "| tomadiff | 0.5 | 20 |" in text and "biased upward" in text
+    assert "fewer than pictures" not in text and "bit-identical" not in text
+
+
+def test_speedups_are_of_one_worker_in_one_session() -> None:
+    rows = [row("a", *REFERENCE, 2.0), row("b", *REFERENCE, 2.0)]
+    rows += [row("a", *MERGED, 1.0), row("b", *MERGED, 0.001, painter="another")]
+    _, merged = summarise(rows, [REFERENCE, MERGED], {})
+    assert merged["speedup"] == 2.0 and merged["pairs"] == 1 and merged["pictures"] == 2
+    lines = summarise([*rows[:2], rows[3]], [REFERENCE, MERGED], {})
+    assert lines[1]["speedup"] is None
+    text = table(lines, {})
+    assert "| tomadiff | 0.5 | 1 | 0.001 | - | - |" in text and "fewer than pictures" in text
+
+
+def test_pictures_that_did_not_change_are_told() -> None:
+    rows = [row("a", *REFERENCE, 2.0), row("a", *MERGED, 1.0, psnr=100.0, sha256="a dense")]
+    text = table(summarise(rows, [REFERENCE, MERGED], {}), {})
+    assert "100 dB at most" in text and "bit-identical to dense are 1 of tomadiff at 0.5" in text
+
+
+def test_fid_of_many_pictures_needs_no_warning() -> None:
+    rows = [row(str(number), *MERGED, 1.0) for number in range(2048)]
+    assert "biased" not in table(summarise(rows, [MERGED], {"tomadiff at 0.5": {"fid": 3.0}}), {})
+
+
+def test_a_plot_of_nothing_but_slower_ways_is_drawn(tmp_path: Path) -> None:
+    rows = [row("a", *REFERENCE, 1.0), row("a", *MERGED, 2.0, psnr=20.0)]
+    pareto_plot(summarise(rows, [REFERENCE, MERGED], {}), "psnr", "slow", tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
 def test_worst_is_at_the_right_end() -> None:
@@ -189,18 +273,16 @@ def test_the_front_is_what_nothing_beats() -> None:
 
 def test_cases_show_the_best_the_median_and_the_worst() -> None:
     rows = []
-    for number, value in enumerate((10.0, 30.0, 20.0)):
-        common = {"number": number, "seed": 0, "seconds": 1.0, "prompt": f"p{number}"}
-        rows.append({**common, "way": "dense", "ratio": 0.0})
-        rows.append({**common, "way": "tomadiff", "ratio": 0.5, "psnr": value})
-    asked: list[int] = []
+    for prompt, value in {"a": 10.0, "b": 30.0, "c": 20.0}.items():
+        rows += [row(prompt, *REFERENCE, 1.0), row(prompt, *MERGED, 1.0, psnr=value)]
+    asked: list[str] = []
 
     def read(row: dict[str, Any]) -> Image.Image:
-        asked.append(row["number"])
+        asked.append(row["prompt"])
         return Image.new("RGB", (16, 16))
 
-    assert cases(rows, [REFERENCE, ("tomadiff", 0.5)], read).width > 200
-    assert asked == [1, 1, 2, 2, 0, 0]
+    assert cases(rows, [REFERENCE, MERGED], read).width > 200
+    assert asked == ["b", "b", "c", "c", "a", "a"]
 
 
 # -- killed in the middle ----------------------------------------------------------------------------------
@@ -280,15 +362,15 @@ def test_scores_are_kept_and_new_metrics_are_added_to_them(
 
 def test_dense_pictures_are_never_scored_against_themselves(tmp_path: Path) -> None:
     assert evaluate(tmp_path, "--metrics", "psnr") == 0
-    dense, merged = json.loads((tmp_path / "summary.json").read_text())["lines"]
-    assert "psnr" not in dense and "psnr" in merged
+    lines = lines_of(tmp_path)
+    assert "psnr" not in lines["dense"] and "psnr" in lines["tomadiff"]
 
 
 def test_caches_of_diffusers_are_ways_too(tmp_path: Path) -> None:
     flux = ["eval", "--model", "emoji-flux", "--limit", "1", "--steps", "6", "--size", "32", "32"]
     ways = ["first-block:threshold=0.5", "first-block:threshold=0.5+tomadiff", "tomadiff"]
     assert main([*flux, "--metrics", "psnr", "--methods", *ways, "-o", str(tmp_path)]) == 0
-    lines = {line["way"]: line for line in json.loads((tmp_path / "summary.json").read_text())["lines"]}
+    lines = lines_of(tmp_path)
     assert lines[ways[0]]["ratio"] == 0 and lines[ways[1]]["ratio"] == 0.5
     assert lines[ways[1]]["psnr"] < lines[ways[0]]["psnr"] < 100
 
@@ -303,6 +385,11 @@ def test_caches_of_diffusers_are_ways_too(tmp_path: Path) -> None:
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
         (["--workers", "2"], "for --engine ray"),
         (["--device", "cuda:9"], "can't use device"),
+        (["--engine", "ray", "--device", "cuda"], "needs --gpus-per-worker"),
+        (["--engine", "ray", "--gpus-per-worker", "1"], "needs --device cuda"),
+        (["--engine", "ray", "--gpus-per-worker", "-1"], "must not be negative"),
+        (["--engine", "ray", "--device", "cuda:1", "--gpus-per-worker", "1"], "Ray chooses the GPU"),
+        (["--fid-against", "nowhere"], "--fid-against nowhere: no such folder"),
         (["--model", "no/such"], "can't load"),
     ],
     ids=str,
@@ -340,7 +427,7 @@ def test_the_paper_protocol_is_three_thousand_pictures() -> None:
 def test_an_interrupt_leaves_a_summary_of_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the middle of a prompt, of which only the dense picture is there."""
+    """In the middle of a prompt, of which only one picture is there."""
     finished = local.run
 
     def interrupted(job: Job, works: list[Any]) -> Any:
@@ -356,6 +443,90 @@ def test_an_interrupt_leaves_a_summary_of_what_is_there(
     monkeypatch.undo()
     assert evaluate(tmp_path, "--metrics", "psnr", "--resume") == 0
     assert len(read_rows(tmp_path / "rows.jsonl")) == 6
+
+
+def test_another_default_does_not_get_mixed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The way is called the same, but it is not."""
+    assert evaluate(tmp_path, "--metrics", "psnr") == 0
+    monkeypatch.setitem(config.TOMA, "region_size", 4)
+    assert evaluate(tmp_path, "--metrics", "psnr", "--resume") == 2
+    assert (
+        "tomadiff at 0.5, tomadiff, region_size was 8, is 4; take another folder" in capsys.readouterr().err
+    )
+
+
+def test_the_version_of_tomesd_is_known() -> None:
+    family = next(family for family in FAMILIES if family.name == "unet")
+    found = resolved("tomesd:sx=4", 0.5, family)["tomesd:sx=4"]
+    assert (
+        found["version"] and found["sx"] == 4 and found["max_downsample"] == 4 and found["use_rand"] is True
+    )
+
+
+def test_a_resumed_evaluation_is_about_what_was_asked_for_last(tmp_path: Path) -> None:
+    """Other prompts and methods stay in the folder, and what has no time to compare with has no speed-up."""
+    common = ["--metrics", "psnr", "-o", str(tmp_path)]
+    assert main(["eval", *SMALL, "--limit", "4", "--methods", "tomadiff", "tofu", *common]) == 0
+    assert main(["eval", *SMALL, "--limit", "2", "--methods", "tomadiff", "tome", *common, "--resume"]) == 0
+    lines = lines_of(tmp_path)
+    assert {way: line["pictures"] for way, line in lines.items()} == {"dense": 2, "tomadiff": 2, "tome": 2}
+    assert {way: line["pairs"] for way, line in lines.items()} == {"dense": 2, "tomadiff": 2, "tome": 0}
+    assert lines["tome"]["speedup"] is None and lines["tome"]["psnr"] > 0
+    assert len(read_rows(tmp_path / "rows.jsonl")) == 4 * 3 + 2
+
+
+def test_a_metric_that_fails_leaves_the_others(
+    tmp_path: Path, real: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pictures too small for LPIPS, which is seen when they are there."""
+    small = ["eval", *SMALL[:-4], "16", "16", "--threads", "1", "--limit", "1", "-o", str(tmp_path)]
+    assert main([*small, "--metrics", "psnr", "lpips", "ssim"]) == 0
+    assert "LPIPS is not available: LPIPS needs 31 pixels a side" in capsys.readouterr().out
+    merged = lines_of(tmp_path)["tomadiff"]
+    assert "psnr" in merged and "ssim" in merged and "lpips" not in merged
+
+
+def test_fid_against_real_pictures_from_a_folder_or_their_statistics(tmp_path: Path, real: None) -> None:
+    (tmp_path / "real").mkdir()
+    for number, picture in enumerate(load_emoji()[:3]):
+        pixels = ((picture + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).save(tmp_path / "real" / f"{number}.png")
+    Inception().statistics(tmp_path / "real").save(tmp_path / "real.npz")
+    found = []
+    for source in ("real", "real.npz"):
+        more = ["--metrics", "fid", "--fid-against", str(tmp_path / source), "--resume"]
+        assert evaluate(tmp_path / "out", *more) == 0
+        found.append([line["fid"] for line in lines_of(tmp_path / "out").values()])
+    assert len(found[0]) == 2 and min(found[0]) > 1  # dense has one too
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_statistics_of_another_network_are_refused_before_anything_is_drawn(
+    tmp_path: Path, real: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Statistics.of([torch.rand(9, 4)]).save(tmp_path / "other.npz")
+    assert evaluate(tmp_path / "out", "--fid-against", str(tmp_path / "other.npz")) == 2
+    assert "4 channels, not the 2048 of Inception" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_ray_everything_else_works_and_the_engine_says_how_to_get_it(tmp_path: Path) -> None:
+    arguments = ["eval", *SMALL, "--engine", "ray", "-o", str(tmp_path / "out")]
+    code = (
+        f"import sys; sys.modules['ray'] = None; from tomadiff.cli import main; sys.exit(main({arguments}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and "pip install 'tomadiff[ray]'" in done.stderr
+
+
+def test_without_rays_client_its_addresses_say_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    assert evaluate(tmp_path / "out", "--engine", "ray", "--address", "ray://nowhere:1") == 2
+    assert "pip install 'tomadiff[ray]'" in capsys.readouterr().err
 
 
 def test_scores_of_another_model_are_other_scores() -> None:

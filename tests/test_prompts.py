@@ -47,15 +47,23 @@ def test_embedded_are_the_models_own_names() -> None:
     assert load_prompts("embedded") == list(PROMPTS)
 
 
-def test_limit_takes_the_first() -> None:
-    assert load_prompts("imagenet", 3) == load_prompts("imagenet")[:3]
+def test_a_limit_takes_evenly_spaced_ones_of_our_own_lists() -> None:
+    """ImageNet begins with four hundred animals."""
+    assert load_prompts("imagenet", 3) == [load_prompts("imagenet")[i] for i in (0, 333, 666)]
+    assert load_prompts("imagenet", 50) == load_prompts("imagenet")[::20]
+    assert load_prompts("embedded", 47) == list(PROMPTS)[:47]
     assert load_prompts("embedded", 1000) == list(PROMPTS)
+
+
+def test_a_prompt_is_there_once(tmp_path: Path) -> None:
+    """Again, with the same seeds, it would be the same picture."""
+    assert load_prompts(write(tmp_path / "p.txt", "a fox\nan owl\na fox\n")) == ["a fox", "an owl"]
 
 
 def test_text_skips_blank_lines_and_comments(tmp_path: Path) -> None:
     source = write(tmp_path / "p.txt", "# mine\na fox\n\n  an owl  \n   # another\r\ntofu #3\n")
     assert load_prompts(source) == ["a fox", "an owl", "tofu #3"]
-    assert load_prompts(source, 1) == ["a fox"]
+    assert load_prompts(source, 2) == ["a fox", "an owl"]
 
 
 def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
@@ -136,7 +144,7 @@ def test_gemrec_comes_from_the_hub_each_prompt_once(monkeypatch: pytest.MonkeyPa
 
     hub(monkeypatch, load_dataset)
     assert load_prompts("gemrec") == [f"prompt {i}" for i in range(90)]
-    assert load_prompts("gemrec", 2) == ["prompt 0", "prompt 1"]
+    assert load_prompts("gemrec", 2) == ["prompt 0", "prompt 45"]
     assert asked[0] == ("MAPS-research/GEMRec-Metadata", "train", True)
 
 

@@ -63,13 +63,25 @@ def save(picture: Image.Image, path: Path, settings: dict[str, Any]) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a file beside `path`, then put it in its place."""
+    """Let `write` fill a file beside `path`, then put it in its place; all is on the disk after that."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
         write(Path(name))
         os.chmod(name, 0o644)
+        _sync(Path(name))
         os.replace(name, path)
+        _sync(path.parent)  # where the new name is written
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir() and os.name != "posix":
+        return  # only there can a folder be opened
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

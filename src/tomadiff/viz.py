@@ -1,4 +1,4 @@
-"""Pictures of what merging did: contact sheets and merge maps."""
+"""What merging did, to look at: contact sheets, merge maps and tables."""
 
 from __future__ import annotations
 
@@ -68,6 +68,12 @@ def beside(pictures: list[Image.Image], labels: list[str]) -> Image.Image:
     factor = max(1, 256 // pictures[0].width)
     size = (pictures[0].width * factor, pictures[0].height * factor)
     return contact_sheet([[p.resize(size, Image.Resampling.NEAREST) for p in pictures]], labels, [""])
+
+
+def markdown(columns: dict[str, list[str]]) -> str:
+    """A table from its columns."""
+    lines = [list(columns), ["---"] * len(columns), *map(list, zip(*columns.values()))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def font(size: int = LABEL - 2) -> ImageFont.FreeTypeFont:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..named import DENSE, OURS, parse
+from ..viz import markdown
 from .measure import Run
 
 Row = dict[str, Any]
@@ -107,12 +108,6 @@ def table(figures: Sequence[Row], unit: str) -> str:
         "working memory, GB": [_number(row.get("working_gb"), 1, 2) for row in figures],
     }
     return markdown({name: cells for name, cells in columns.items() if set(cells) != {"-"}})
-
-
-def markdown(columns: dict[str, list[str]]) -> str:
-    """A table from its columns."""
-    lines = [list(columns), ["---"] * len(columns), *map(list, zip(*columns.values()))]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _speedup(row: Row) -> str:

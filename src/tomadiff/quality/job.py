@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import uuid
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from PIL import Image
 from ..generate import Request, draw
 from ..load import load
 from ..named import DENSE, label, switched_on
+from .resolved import versions
 
 Way = tuple[str, float]  # a name (see `named`) and a ratio
 REFERENCE: Way = (DENSE, 0.0)
@@ -30,16 +31,20 @@ class Job:
     dtype: str = "fp32"
     device: str = "cpu"
     threads: int | None = None
+    settings: dict[Way, dict[str, Any]] = field(default_factory=dict)  # see `resolved`
+    versions: dict[str, str] = field(default_factory=versions)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """As for JSON: each way with its settings."""
+        found = {name: value for name, value in asdict(self).items() if name not in ("ways", "settings")}
+        found["size"] = list(self.size) if self.size else None
+        return found | {"ways": {label(*way): self.settings.get(way, {}) for way in self.ways}}
 
 
 @dataclass(frozen=True)
 class Work:
     """One prompt and seed, and the ways in which it is still to be drawn."""
 
-    number: int  # of the prompt
     prompt: str
     seed: int
     ways: tuple[Way, ...]
@@ -49,12 +54,12 @@ class Work:
 class Drawing:
     """One picture, as a PNG."""
 
-    number: int
     prompt: str
     seed: int
     way: str
     ratio: float
     seconds: float
+    painter: str  # times compare only if one painter took both
     png: bytes
 
     @property
@@ -63,28 +68,28 @@ class Drawing:
 
 
 class Painter:
-    """A pipeline that does work."""
+    """A pipeline that does work, in one process and one session."""
 
     def __init__(self, job: Job) -> None:
         if job.threads:
             torch.set_num_threads(job.threads)
         self.job = job
+        self.name = uuid.uuid4().hex[:12]
         self.pipe = load(job.model, job.device, job.dtype)
         self.pipe.set_progress_bar_config(disable=True)
-        self.warm = False
+        self.warm: set[Way] = set()
 
-    def draw(self, work: Work) -> Iterator[Drawing]:
-        """Picture by picture; dense and merged ones alternate, so that their times compare."""
+    def draw(self, work: Work, way: Way) -> Drawing:
         job = self.job
         request = Request(work.prompt, work.seed, job.steps, job.size, job.guidance)
-        if not self.warm:  # whoever goes first pays for warming up
-            draw(self.pipe, Request(work.prompt, work.seed, 1, job.size, job.guidance))
-            self.warm = True
-        for way, ratio in work.ways:
-            torch.manual_seed(work.seed)  # for ways that draw random numbers of their own, as tomesd does
-            with switched_on(self.pipe, way, ratio):
-                picture, seconds = draw(self.pipe, request)
-            yield Drawing(work.number, work.prompt, work.seed, way, ratio, seconds, encode(picture))
+        if way not in self.warm:  # whoever goes first pays for warming up
+            with switched_on(self.pipe, *way):
+                draw(self.pipe, Request(work.prompt, work.seed, 1, job.size, job.guidance))
+            self.warm.add(way)
+        torch.manual_seed(work.seed)  # for ways that draw random numbers of their own, as tomesd does
+        with switched_on(self.pipe, *way):  # anew: nothing of the warm-up may be left
+            picture, seconds = draw(self.pipe, request)
+        return Drawing(work.prompt, work.seed, *way, seconds, self.name, encode(picture))
 
 
 def encode(picture: Image.Image) -> bytes:

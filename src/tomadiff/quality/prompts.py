@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,16 @@ COLUMNS = ("prompt", "text", "caption")
 
 
 def load_prompts(source: str, limit: int | None = None) -> list[str]:
-    """The first `limit` prompts of "imagenet", "gemrec", "embedded" or a .txt, .csv or .jsonl file."""
+    """Prompts of "imagenet", "gemrec" or "embedded", or of a .txt, .csv or .jsonl file, each once.
+
+    limit: only so many; the first of a file, evenly spaced ones of our own lists, which are sorted by kind.
+    """
     if limit is not None and limit < 1:
         raise ValueError(f"a limit of {limit} prompts: there must be at least 1")
     if source in SOURCES:
-        return list(islice(SOURCES[source](), limit))
+        prompts = list(SOURCES[source]())
+        count = min(limit or len(prompts), len(prompts))
+        return [prompts[place * len(prompts) // count] for place in range(count)]
     path = Path(source)
     if path.suffix.lower() not in READERS:
         raise ValueError(
@@ -38,7 +42,7 @@ def load_prompts(source: str, limit: int | None = None) -> list[str]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{source} is not UTF-8 text: {error}") from error
     prompts = [prompt.strip() for prompt in READERS[path.suffix.lower()](lines, source)]
-    prompts = [prompt for prompt in prompts if prompt]
+    prompts = list(dict.fromkeys(prompt for prompt in prompts if prompt))  # twice would be the same picture
     if not prompts:
         raise ValueError(f"{source} has no prompts in it")
     return prompts[:limit]

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..named import label
+from ..named import DENSE, label
 from .features import Clip, Dino, Inception, Lpips
 from .job import REFERENCE, decode
 from .metrics import Statistics, fid, psnr, ssim
-from .store import Row, Store, append, read_rows
-from .weights import NotAvailable
+from .store import Row, Store, append, case_of, read_rows
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Wanted:
     metrics: Sequence[str]
     clip_model: str | None = None
     dino_model: str | None = None
-    fid_against: str = "dense"
+    fid_against: str = DENSE
     device: str = "cpu"
 
     def name_of(self, metric: str) -> str:
@@ -38,79 +37,107 @@ class Wanted:
 
 # of a picture, the dense one and the prompt
 Score = Callable[[Tensor, Tensor, str], float]
+PSNR_MOST = 100.0  # equal pictures have an infinite one, which no mean survives
+# of a network that gets what it can't take; one metric less is better than none
+FAILURES = (ValueError, OSError, RuntimeError)
 
 
-def score(store: Store, wanted: Wanted) -> tuple[list[Row], dict[str, dict[str, float]], dict[str, str]]:
-    """Rows with their scores; scores of whole sets, by label; and metrics that can't be had, with advice."""
-    measures, unavailable = measures_of(wanted)
+@dataclass
+class Judges:
+    """Functions for the metrics of single pictures, what FID needs, and what can't be had, with advice."""
+
+    wanted: Wanted
+    measures: dict[str, Score]
+    inception: Inception | None
+    real: Statistics | None  # to compare with instead of the dense pictures
+    unavailable: dict[str, str]
+
+
+def judges_of(wanted: Wanted) -> Judges:
+    """Loads every model once, to know before hours of drawing what there will be in the end."""
+    makers: dict[str, Callable[[], Score]] = {
+        "psnr": lambda: lambda picture, dense, prompt: min(PSNR_MOST, float(psnr(picture, dense))),
+        "ssim": lambda: lambda picture, dense, prompt: float(ssim(picture, dense)),
+        "lpips": lambda: _pair(Lpips(wanted.device).tried()),
+        "dino": lambda: _pair(Dino(wanted.dino_model, wanted.device).tried()),
+        "clip": lambda: _text(Clip(wanted.clip_model, wanted.device).tried()),
+    }
+    judges = Judges(wanted, {}, None, None, {})
+    source = Path(wanted.fid_against)
+    if wanted.fid_against != DENSE and not source.exists():
+        raise ValueError(f"--fid-against {source}: no such folder or file, and it is not {DENSE!r}")
+    for name in wanted.metrics:
+        try:
+            if name in makers:
+                judges.measures[name] = makers[name]()
+            else:
+                judges.inception = Inception(wanted.device).tried()
+        except FAILURES as error:
+            judges.unavailable[name] = str(error)
+    if judges.inception and wanted.fid_against != DENSE:
+        judges.real = Inception(wanted.device).statistics(source)  # one of its own, which is let go
+    return judges
+
+
+def score(
+    store: Store, asked: Sequence[Row], judges: Judges
+) -> tuple[list[Row], dict[str, dict[str, float]]]:
+    """Rows with their scores, and scores of whole sets, by label. What fails gets unavailable."""
+    wanted, unavailable = judges.wanted, judges.unavailable
     kept = {(row["sha256"], row["dense"]): row for row in read_rows(store.folder / "scores.jsonl")}
-    dense = {(key[0], key[1]): row for key, row in store.rows.items() if key[2:] == REFERENCE}
+    dense = {case_of(row): row for row in asked if (row["way"], row["ratio"]) == REFERENCE}
     rows = []
-    for key, row in store.rows.items():
-        reference = dense.get(key[:2])
+    for row in asked:
+        reference = dense.get(case_of(row))
         if reference is None:
             continue
         # the dense picture can't be compared with itself, only with its prompt
-        useful = {
-            name: measure for name, measure in measures.items() if row is not reference or name == "clip"
-        }
+        useful = [name for name in judges.measures if row is not reference or name == "clip"]
         found = kept.get((row["sha256"], reference["sha256"]), {})
-        names = {name: wanted.name_of(name) for name in useful}
-        missing = {name: measure for name, measure in useful.items() if names[name] not in found}
+        missing = [name for name in useful if wanted.name_of(name) not in found and name not in unavailable]
         if missing:
-            picture, other = decode(store.read(row))[None], decode(store.read(reference))[None]
-            new = {names[name]: measure(picture, other, row["prompt"]) for name, measure in missing.items()}
-            found = {**found, "sha256": row["sha256"], "dense": reference["sha256"], **new}
-            append(store.folder / "scores.jsonl", found)
             print(f"scoring: {row['file']}", file=sys.stderr)
-        rows.append({**row, **{name: found[names[name]] for name in useful}})
+            found = {**found, "sha256": row["sha256"], "dense": reference["sha256"]}
+            picture, other = decode(store.read(row))[None], decode(store.read(reference))[None]
+            for name in missing:
+                try:
+                    found[wanted.name_of(name)] = judges.measures[name](picture, other, row["prompt"])
+                except FAILURES as error:
+                    unavailable[name] = str(error)
+            append(store.folder / "scores.jsonl", found)
+        rows.append({**row, **{name: found.get(wanted.name_of(name)) for name in useful}})
+    # a mean of some pictures is not the metric
+    rows = [{name: value for name, value in row.items() if name not in unavailable} for row in rows]
     sets: dict[str, dict[str, float]] = {}
-    if "fid" in wanted.metrics:
+    if judges.inception is not None:
         try:
-            sets = fids(store, rows, wanted)
-        except NotAvailable as error:
+            sets = fids(store, rows, judges.inception, judges.real)
+        except FAILURES as error:
             unavailable["fid"] = str(error)
-    return rows, sets, unavailable
+    return rows, sets
 
 
-def measures_of(wanted: Wanted) -> tuple[dict[str, Score], dict[str, str]]:
-    """Functions for the metrics of single pictures, as far as their models can be had."""
-    makers: dict[str, Callable[[], Score]] = {
-        "psnr": lambda: lambda picture, dense, prompt: min(100.0, float(psnr(picture, dense))),
-        "ssim": lambda: lambda picture, dense, prompt: float(ssim(picture, dense)),
-        "lpips": lambda: _pair(Lpips(device=wanted.device).load()),
-        "dino": lambda: _pair(Dino(wanted.dino_model, wanted.device).load()),
-        "clip": lambda: _text(Clip(wanted.clip_model, wanted.device).load()),
-    }
-    measures, unavailable = {}, {}
-    for name in wanted.metrics:
-        if name in makers:
-            try:
-                measures[name] = makers[name]()
-            except NotAvailable as error:
-                unavailable[name] = str(error)
-    return measures, unavailable
-
-
-def fids(store: Store, rows: Sequence[Row], wanted: Wanted) -> dict[str, dict[str, float]]:
+def fids(
+    store: Store, rows: Sequence[Row], inception: Inception, real: Statistics | None
+) -> dict[str, dict[str, float]]:
     """The FID of each way's pictures, against the dense ones or real ones."""
-    inception = Inception(wanted.device).load()
     features = inception_features(store, rows, inception)
     files: dict[tuple[str, float], list[str]] = {}
     for row in rows:
         files.setdefault((row["way"], row["ratio"]), []).append(row["sha256"])
-    against_dense = wanted.fid_against == "dense"
-    if len(files[REFERENCE]) < 2:
+    # a covariance needs two
+    made = {
+        way: Statistics.of([torch.stack([features[sha256] for sha256 in some])])
+        for way, some in files.items()
+        if len(some) > 1
+    }
+    reference = real or made.get(REFERENCE)
+    if reference is None:
         return {}
-
-    def statistics(way: tuple[str, float]) -> Statistics:
-        return Statistics.of([torch.stack([features[sha256] for sha256 in files[way]])])
-
-    reference = statistics(REFERENCE) if against_dense else inception.statistics(Path(wanted.fid_against))
     return {
-        label(*way): {"fid": fid(statistics(way), reference)}
-        for way in files
-        if len(files[way]) > 1 and (way != REFERENCE or not against_dense)
+        label(*way): {"fid": fid(statistics, reference)}
+        for way, statistics in made.items()
+        if statistics is not reference
     }
 
 

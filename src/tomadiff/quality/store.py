@@ -11,14 +11,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..generate import write_whole
-from .job import Drawing, Job, Way, Work
+from .job import Drawing, Job, Work
 
-Key = tuple[int, int, str, float]  # number of the prompt, seed, way, ratio
+Key = tuple[str, int, str, float]  # prompt, seed, way, ratio
 Row = dict[str, Any]
 
 
@@ -27,31 +27,27 @@ class Store:
         self.folder, self.job = folder, job
         self.rows: dict[Key, Row] = {}
         self.damaged: list[str] = []
-        about = folder / "job.json"
-        if about.exists() and not resume:
+        found = read_rows(folder / "rows.jsonl")
+        if found and not resume:
             raise ValueError(
                 f"{folder} has an evaluation in it: add --resume to go on, or take another folder"
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        wanted = json.loads(json.dumps(job.to_dict()))
-        if about.exists():
-            _compare(folder, json.loads(about.read_text()), wanted)
-            self._take_over()
-        write_whole(about, lambda path: path.write_text(json.dumps(wanted, indent=1)))
+        self._write_about(_joined(folder, job.to_dict()) if found else job.to_dict())
+        self._take_over(found)
 
     def add(self, drawing: Drawing) -> None:
         """Keep a picture."""
-        key = (drawing.number, drawing.seed, drawing.way, drawing.ratio)
-        file = Path("images") / slug(drawing.label) / f"{drawing.number:05d}-{drawing.seed}.png"
+        key = (drawing.prompt, drawing.seed, drawing.way, drawing.ratio)
+        file = Path("images") / slug(drawing.label) / f"{slug(drawing.prompt)}-{drawing.seed}.png"
         (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.folder / file, lambda path: _write(path, drawing.png))
+        write_whole(self.folder / file, lambda path: path.write_bytes(drawing.png))
         row = {
-            "number": drawing.number,
             "prompt": drawing.prompt,
             "seed": drawing.seed,
             "way": drawing.way,
             "ratio": drawing.ratio,
             "seconds": drawing.seconds,
+            "painter": drawing.painter,
             "file": str(file),
             "sha256": hashlib.sha256(drawing.png).hexdigest(),
         }
@@ -59,33 +55,48 @@ class Store:
         self.rows[key] = row
 
     def missing(self, prompts: Sequence[str], seeds: Iterable[int]) -> list[Work]:
-        """What is still to be drawn."""
-        works = []
-        for seed in seeds:
-            for number, prompt in enumerate(prompts):
-                ways = tuple(way for way in self.job.ways if not self._has(number, prompt, seed, way))
-                if ways:
-                    works.append(Work(number, prompt, seed, ways))
+        """What is still to be drawn; there and back through the ways, so that nobody always goes first."""
+        works: list[Work] = []
+        for prompt, seed in _cases(prompts, seeds):
+            ways = tuple(way for way in self.job.ways if (prompt, seed, *way) not in self.rows)
+            if ways:
+                works.append(Work(prompt, seed, ways[::-1] if len(works) % 2 else ways))
         return works
+
+    def asked(self, prompts: Sequence[str], seeds: Iterable[int]) -> list[Row]:
+        """Rows of these prompts and seeds in the job's ways; there may be others, of earlier sessions."""
+        keys = ((*case, *way) for case in _cases(prompts, seeds) for way in self.job.ways)
+        return [self.rows[key] for key in keys if key in self.rows]
 
     def read(self, row: Row) -> bytes:
         return (self.folder / row["file"]).read_bytes()
 
-    def _has(self, number: int, prompt: str, seed: int, way: Way) -> bool:
-        row = self.rows.get((number, seed, *way))
-        return row is not None and row["prompt"] == prompt
+    def _write_about(self, about: Row) -> None:
+        file, text = self.folder / "job.json", json.dumps(about, indent=1)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not file.exists() or file.read_text() != text:
+            write_whole(file, lambda path: path.write_text(text))
 
-    def _take_over(self) -> None:
+    def _take_over(self, found: Iterable[Row]) -> None:
         """Believe the rows whose pictures are as they were written; the others will be drawn again."""
-        for row in read_rows(self.folder / "rows.jsonl"):
+        for row in found:
             file = self.folder / row["file"]
             if file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() == row["sha256"]:
-                self.rows[row["number"], row["seed"], row["way"], row["ratio"]] = row
+                self.rows[row["prompt"], row["seed"], row["way"], row["ratio"]] = row
             else:
                 self.damaged.append(row["file"])
         # one row for each picture that is there, and no half line at the end
         lines = "".join(json.dumps(row) + "\n" for row in self.rows.values())
-        write_whole(self.folder / "rows.jsonl", lambda path: _write(path, lines.encode()))
+        write_whole(self.folder / "rows.jsonl", lambda path: path.write_text(lines))
+
+
+def _cases(prompts: Sequence[str], seeds: Iterable[int]) -> Iterator[tuple[str, int]]:
+    return ((prompt, seed) for seed in seeds for prompt in prompts)
+
+
+def case_of(row: Row) -> tuple[str, int]:
+    """What pictures in different ways share."""
+    return row["prompt"], row["seed"]
 
 
 def append(path: Path, row: Row) -> None:
@@ -108,21 +119,34 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def slug(name: str) -> str:
-    """A name for a folder: readable, and no two names share one."""
-    readable = re.sub(r"[^A-Za-z0-9.=]+", "-", name).strip("-.")
-    return f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+    """A name for a file: readable, not too long, and no two names share one."""
+    readable = re.sub(r"[^A-Za-z0-9.=]+", "-", name)[:60].strip("-.")
+    return f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def _joined(folder: Path, wanted: Row) -> Row:
+    """What job.json must say from now on: the ways of before and the new ones, of which none may differ."""
+    try:
+        earlier = json.loads((folder / "job.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} has pictures, but no readable job.json: take another folder") from error
+    ways = earlier.pop("ways", {})
+    differs = _differences(earlier, {key: value for key, value in wanted.items() if key != "ways"})
+    if not differs:
+        both = {way: settings for way, settings in wanted["ways"].items() if way in ways}
+        differs = _differences({way: ways[way] for way in both}, both)
+    if differs:
+        raise ValueError(
+            f"can't resume {folder}, which was drawn differently: {'; '.join(differs)}; take another folder, "
+            "or the settings and versions of before"
+        )
+    return wanted | {"ways": ways | wanted["ways"]}
 
 
-def _compare(folder: Path, earlier: Row, wanted: Row) -> None:
-    """More ways may be added later; everything else must be as it was."""
-    changed = [key for key in wanted if key != "ways" and earlier.get(key) != wanted[key]]
-    if changed:
-        was = ", ".join(f"{key} was {earlier.get(key)!r}" for key in changed)
-        raise ValueError(f"can't resume {folder}, which was drawn differently: {was}; take another folder")
+def _differences(earlier: Any, now: Any, name: str = "") -> list[str]:
+    """What is different, named by its path."""
+    if isinstance(earlier, dict) and isinstance(now, dict):
+        keys = dict.fromkeys([*now, *earlier])
+        pairs = ((f"{name}, {key}" if name else key, earlier.get(key), now.get(key)) for key in keys)
+        return [line for path, a, b in pairs for line in _differences(a, b, path)]
+    return [] if earlier == now else [f"{name} was {earlier!r}, is {now!r}"]

