@@ -63,6 +63,11 @@ from tomadiff.errors import ConfigError, NotPatchedError, UnsupportedModelError
         ({"method": "todo", "where": "block"}, 'needs where="kv"'),
         ({"method": "todo", "unmerge": "pinv"}, "has no such setting"),
         ({"where": "kv", "modules": "self"}, 'needs where="module"'),
+        ({"where": "kv", "remember": True}, "remember=True can't be honoured"),
+        ({"method": "tofu", "remember": True}, "remember=True can't be honoured"),
+        ({"remember": 1}, "True or False"),
+        ({"dense_every": 1}, "every step dense"),
+        ({"dense_every": -2}, "at least 0"),
     ],
     ids=str,
 )

@@ -34,6 +34,7 @@ import tomadiff
 from tomadiff.hook import Run
 
 PLACES = [{"where": "block"}, {"where": "module"}, {"where": "span"}]
+REMEMBER = {"remember": True, "dense_steps": 1}
 METHODS = [{"where": "kv"}, {"method": "tome"}, {"method": "tofu"}, {"method": "todo"}]
 
 
@@ -135,7 +136,14 @@ def test_same_seed_same_image_run_to_run(pipe: DiffusionPipeline) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [*PLACES, *METHODS, {"weigh_keys": True}, {"preset": "toma"}, {"where": "kv", "weigh_keys": True}],
+    [
+        *PLACES,
+        *METHODS,
+        REMEMBER,
+        {"weigh_keys": True},
+        {"preset": "toma"},
+        {"where": "kv", "weigh_keys": True},
+    ],
     ids=str,
 )
 def test_a_sample_does_not_depend_on_its_batch(name: str, settings: dict[str, Any]) -> None:
@@ -240,7 +248,7 @@ GENERATIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"where": "span", "shift": True}, {"share": "block"}, {"where": "kv"}, {"method": "tome"}],
+    [{}, {"where": "span", "shift": True}, {"share": "block"}, {"where": "kv"}, {"method": "tome"}, REMEMBER],
     ids=str,
 )
 @pytest.mark.parametrize("whole", [True, False], ids=["pipeline", "bare model"])

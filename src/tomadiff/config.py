@@ -76,6 +76,9 @@ class Config:
         span).
     weigh_keys: let a merged key count as often as the tokens it stands for.
     dense_steps: leave the first so many steps dense (an int), or this share of all steps (a float below 1).
+    dense_every: after these, leave every so many-th step dense too; 0 for none.
+    remember: let each site keep what it did to each token when it last ran, and unmerge only what is new.
+        Takes memory: one tensor of the size of the tokens for each site, or span.
     dense_blocks: leave the first so many blocks of each kind dense.
     shift: on every other step, use a layout that is shifted by half a region (half a cell).
     """
@@ -94,8 +97,10 @@ class Config:
     share: str | None = None
     weigh_keys: bool = False
     dense_steps: int | float = 0
+    dense_every: int = 0
     dense_blocks: int = 0
     shift: bool = False
+    remember: bool = False
 
     def __post_init__(self) -> None:
         self._check_choices(["method"])
@@ -108,12 +113,13 @@ class Config:
             ("refresh_destinations", 1),
             ("refresh_weights", 1),
             ("dense_blocks", 0),
+            ("dense_every", 0),
         ):
             value = getattr(self, name)
             if (name in own or value is not None) and (not _is_int(value) or value < least):
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
         self._check_ratio()
-        for name in ("weigh_keys", "shift"):
+        for name in ("weigh_keys", "shift", "remember"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
         if "scale" in own and (not _is_number(self.scale) or not 0 < self.scale < float("inf")):
@@ -170,6 +176,13 @@ class Config:
             )
         if self.where == "kv" and self.unmerge == "pinv":
             raise ConfigError('unmerge="pinv" can\'t be honoured: where="kv" has nothing to unmerge')
+        if self.dense_every == 1:
+            raise ConfigError("dense_every=1 leaves every step dense: take 2 or more, or 0 for none")
+        if self.remember and (self.where == "kv" or self.method in ("tofu", "ideal")):
+            raise ConfigError(
+                f"remember=True can't be honoured: method={self.method!r} with where={self.where!r} "
+                "unmerges nothing that could be told apart from what it did before"
+            )
         if self.method == "tofu" and self.share != "block":
             raise ConfigError(
                 'method="tofu" treats early and late blocks differently: it needs share="block"'

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .clock import Clock
 from .config import Config
-from .core import Schedule, destination_rows
+from .core import Regions, Schedule, destination_rows
 from .errors import ConfigError, UnsupportedModelError
 from .families import FAMILIES, Call, Family
 from .methods import FROM_BLOCK_INPUT, METHODS
@@ -56,6 +56,18 @@ class KeptPlan:
     weights_step: int
 
 
+class Change(NamedTuple):
+    """What a site did to each token when it last ran, in the order of these regions, or in the image's."""
+
+    tokens: Tensor
+    regions: Regions | None = None
+
+    def arranged(self, regions: Regions) -> Tensor:
+        if self.regions is regions:
+            return self.tokens
+        return regions.arrange(self.regions.restore(self.tokens) if self.regions else self.tokens)
+
+
 @dataclass
 class Run:
     """Sites that run one after the other, and the tokens on their way through them.
@@ -68,10 +80,11 @@ class Run:
     kept: KeptPlan | None = None
     tokens: Tensor | None = None  # arranged
     merged: Tensor | None = None
+    before: Tensor | None = None  # a dense step, the sequence as it was
     text: int = 0  # tokens of the text in front of the image's, which are never merged
 
     def clear(self) -> None:
-        self.kept = self.tokens = self.merged = None
+        self.kept = self.tokens = self.merged = self.before = None
 
 
 class PerSample:
@@ -140,11 +153,13 @@ class Patch:
         self.clock.tick(call["timestep"])
         if self.clock.generation != generation:
             self.plans.clear()
+            for hook in self.sites:
+                hook.changes.clear()
         self.tables.clear()
         self.block_input = None
         for hook in self.sites:  # an exception may have ended the last call on the way
             hook.run.clear()
-        self.dense = self.clock.step < self._dense_steps()
+        self.dense = self._is_dense(self.clock.step)
         # what acts between blocks, or leaves some out, must find all tokens in their order
         self.cut = any(call.get(name) is not None for name in self.family.between_blocks) or any(
             len(hook.place.module._diffusers_hook.hooks) > 1 for hook in self.sites
@@ -278,6 +293,11 @@ class Patch:
         with self.spent(on, device), torch.autocast(device.type, enabled=False):
             yield
 
+    def _is_dense(self, step: int) -> bool:
+        first, every = self._dense_steps(), self.config.dense_every
+        # steps before the next dense one are counted from the last of the first dense ones
+        return step < first or bool(every and (step - max(first - 1, 0)) % every == 0)
+
     def _dense_steps(self) -> int:
         dense = self.config.dense_steps
         if not isinstance(dense, float):
@@ -319,21 +339,28 @@ class SiteHook(ModelHook):
         self.parameters = parameter_names(place.module)
         self.argument = self.site.tokens or self.parameters[0]
         self.run = Run([self])
+        # by call of the step, whether runs are cut, and output: where config.remember asks for it
+        self.changes: dict[tuple[int, bool, int], Change] = {}
         self.tokens = self.kept = self.calls = self.dense_calls = 0
 
     @torch.compiler.disable(recursive=False)
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         call: Call = dict(zip(self.parameters, args)) | kwargs
         self.calls += 1
-        if self.patch.dense or self.place.ratio == 0:
-            self.dense_calls += 1
-            self.tokens = self.kept = call[self.argument].shape[1]
-            return self.fn_ref.original_forward(**call)
-        if self.site.keys_only:
-            return self._attend(module, call)
         first = self.patch.cut or self is self.run.sites[0]
         last = self.patch.cut or self is self.run.sites[-1]
         each = self.patch.config.where != "span"
+        if self.patch.dense or self.place.ratio == 0:
+            self.dense_calls += 1
+            self.tokens = self.kept = call[self.argument].shape[1]
+            if first or each:
+                self.run.before = call[self.argument]
+            output = self.fn_ref.original_forward(**call)
+            if last or each:
+                self._remember(output)
+            return output
+        if self.site.keys_only:
+            return self._attend(module, call)
         if first or each:
             call[self.argument] = self._merge(module, call, first)
         self._follow(call)
@@ -344,7 +371,7 @@ class SiteHook(ModelHook):
     def _merge(self, module: nn.Module, call: Call, first: bool = True) -> Tensor:
         """The site's sequence with merged image tokens, which the run keeps in mind."""
         run, sequence = self.run, call[self.argument]
-        run.text = sequence.shape[1] - math.prod(self.patch.grid(self.place.level)) if self.site.lead else 0
+        run.text = self._text(sequence)
         tokens = sequence[:, run.text :]
         run.kept = self.patch.plan(self, module, call, tokens)
         plan = run.kept.plan
@@ -401,23 +428,57 @@ class SiteHook(ModelHook):
     def _unmerge(self, output: Any, last: bool) -> Any:
         run, plan = self.run, self.run.kept.plan
 
-        def whole(y: Tensor) -> Tensor:
-            # unmerging the change leaves every token its own detail
-            if self.site.residual:
-                x = plan.unmerge(y, run.tokens, run.merged)
+        def whole(y: Tensor, place: int) -> Tensor:
+            image = y[:, run.text :] if run.text else y
+            if self.patch.config.remember:
+                x = self._change(image - run.merged if self.site.residual else image, place)
+                x = run.tokens + x if self.site.residual else x
+            elif self.site.residual:
+                # unmerging the change leaves every token its own detail
+                x = plan.unmerge(image, run.tokens, run.merged)
             else:
-                x = plan.unmerge(y[:, run.text :] if run.text else y)
+                x = plan.unmerge(image)
             x = plan.regions.restore(x) if last else x
             return torch.cat([y[:, : run.text], x], dim=1) if run.text else x
 
         with self.patch.overhead("unmerge", run.merged.device):
             if not self.site.outputs:
-                output = whole(output)
+                output = whole(output, 0)
             else:
-                output = tuple(whole(y) if i in self.site.outputs else y for i, y in enumerate(output))
+                output = tuple(whole(y, i) if i in self.site.outputs else y for i, y in enumerate(output))
         if last:
             run.clear()
         return output
+
+    def _change(self, merged: Tensor, place: int) -> Tensor:
+        """What the site does to every token: what it did last time, and what is new in the merged ones.
+
+        So tokens that share a destination keep what they don't share, from their last dense step on.
+        """
+        plan, key = self.run.kept.plan, (self.patch.clock.call, self.patch.cut, place)
+        if key not in self.changes:
+            change = plan.unmerge(merged)
+        else:
+            last = self.changes[key].arranged(plan.regions)
+            change = plan.unmerge(merged, last, plan.merge(last))
+        self.changes[key] = Change(change.detach(), plan.regions)
+        return change
+
+    @torch.compiler.disable
+    def _remember(self, output: Any) -> None:
+        """A dense step tells what the site does to each token."""
+        x, self.run.before = self.run.before, None
+        if not self.patch.config.remember or not self.place.ratio:
+            return
+        text = self._text(x)
+        for place, y in enumerate(output if self.site.outputs else (output,)):
+            if not self.site.outputs or place in self.site.outputs:
+                change = (y - x if self.site.residual else y)[:, text:]
+                self.changes[self.patch.clock.call, self.patch.cut, place] = Change(change.detach())
+
+    def _text(self, sequence: Tensor) -> int:
+        """How many tokens of a sequence, in front of the image's, are the text's."""
+        return sequence.shape[1] - math.prod(self.patch.grid(self.place.level)) if self.site.lead else 0
 
 
 def join_runs(hooks: list[SiteHook]) -> None:
