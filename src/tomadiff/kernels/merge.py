@@ -1,0 +1,164 @@
+"""Merging and unmerging in one launch each, with tokens read and written where they are in the image.
+
+Both are the same act: rows are gathered, multiplied by the matrix of their region, and scattered.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core import Plan
+from .launch import Launch, block
+
+# larger blocks run out of registers where there are no tensor cores: fp32 without TF32, and Volta
+ROWS, CHANNELS = 32, 64
+
+
+def merge(plan: Plan, x: Tensor) -> Tensor:
+    """plan.merge(plan.regions.arrange(x)): tokens of the image, [B, N, C], into merged ones, [B, K, C]."""
+    merged = x.new_empty(len(x), plan.slots.kept, x.shape[-1])
+    merge_launch(plan, x, merged).run()
+    return merged
+
+
+def unmerge(plan: Plan, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
+    """plan.regions.restore(plan.unmerge(y, onto, merged)), with `onto` [B, N, C] in the image's order too."""
+    x = y.new_empty(len(y), plan.regions.tokens, y.shape[-1])
+    unmerge_launch(plan, y, onto, merged, x).run()
+    return x
+
+
+def merge_launch(plan: Plan, x: Tensor, merged: Tensor) -> Launch:
+    regions, slots = plan.regions, plan.slots
+    return _launch(plan.merging, x, None, regions.order, None, merged, slots.positions, slots.real)
+
+
+def unmerge_launch(plan: Plan, y: Tensor, onto: Tensor | None, merged: Tensor | None, x: Tensor) -> Launch:
+    regions, slots = plan.regions, plan.slots
+    return _launch(plan.unmerging, y, merged, slots.positions, onto, x, regions.order, regions.real)
+
+
+def _launch(
+    weights: Tensor,
+    x: Tensor,
+    less: Tensor | None,
+    x_rows: Tensor | None,
+    onto: Tensor | None,
+    out: Tensor,
+    out_rows: Tensor | None,
+    out_real: Tensor | None,
+) -> Launch:
+    """out[out_rows] = onto[out_rows] + weights @ (x - less)[x_rows], region by region, where out_real."""
+    groups, outer, inner = weights.shape
+    samples, _, channels = x.shape
+    x, less, onto = _readable(x), _readable(less), _readable(onto)
+    blocks = {
+        "OUTER": min(block(outer), ROWS),
+        "INNER": min(block(inner), ROWS),
+        "CHANNELS": min(block(channels), CHANNELS),
+    }
+    arguments = {
+        "weights": weights,
+        "x": x,
+        "less": less,
+        "x_rows": x_rows,
+        "onto": onto,
+        "out": out,
+        "out_rows": out_rows,
+        "out_real": out_real,
+        **_strides("weights", weights, "group", "row", "column"),
+        **_strides("x", x, "sample", "row"),
+        **_strides("less", less, "sample", "row"),
+        **_strides("onto", onto, "sample", "row"),
+        **_strides("out", out, "sample", "row"),
+        "regions": groups // samples,
+        "outer": outer,
+        "inner": inner,
+        "channels": channels,
+        # the interpreter multiplies the bits of bf16 as if they were integers
+        "UPCAST": not isinstance(_mix, triton.JITFunction),
+        **blocks,
+    }
+    grid = (groups, triton.cdiv(outer, blocks["OUTER"]), triton.cdiv(channels, blocks["CHANNELS"]))
+    return Launch(_mix, grid, arguments, warps=4)
+
+
+def _strides(name: str, x: Tensor | None, *axes: str) -> dict[str, int]:
+    return {f"{name}_{axis}": 0 if x is None else x.stride(i) for i, axis in enumerate(axes)}
+
+
+def _readable(x: Tensor | None) -> Tensor | None:
+    """The image's part of a sequence is read where it is: only channels have to be neighbours."""
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+@triton.jit
+def _mix(
+    weights,
+    x,
+    less,
+    x_rows,
+    onto,
+    out,
+    out_rows,
+    out_real,
+    weights_group,
+    weights_row,
+    weights_column,
+    x_sample,
+    x_row,
+    less_sample,
+    less_row,
+    onto_sample,
+    onto_row,
+    out_sample,
+    out_row,
+    regions,
+    outer,
+    inner,
+    channels,
+    UPCAST: tl.constexpr,
+    OUTER: tl.constexpr,
+    INNER: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    group = tl.program_id(0).to(tl.int64)
+    sample, region = group // regions, group % regions
+    row = tl.program_id(1) * OUTER + tl.arange(0, OUTER)
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    in_row, in_channel = row < outer, channel < channels
+
+    total = tl.zeros([OUTER, CHANNELS], tl.float32)
+    for start in range(0, inner, INNER):
+        source = start + tl.arange(0, INNER)
+        in_source = source < inner
+        place = region * inner + source
+        if x_rows is not None:
+            place = tl.load(x_rows + place, mask=in_source, other=0)
+        at = place[:, None] * x_row + channel[None, :]
+        there = in_source[:, None] & in_channel[None, :]
+        values = tl.load(x + sample * x_sample + at, mask=there, other=0)
+        if less is not None:
+            at = place[:, None] * less_row + channel[None, :]
+            before = tl.load(less + sample * less_sample + at, mask=there, other=0)
+            values = (values.to(tl.float32) - before.to(tl.float32)).to(values.dtype)
+        at = row[:, None] * weights_row + source[None, :] * weights_column
+        there = in_row[:, None] & in_source[None, :]
+        shares = tl.load(weights + group * weights_group + at, mask=there, other=0).to(values.dtype)
+        if UPCAST:
+            values, shares = values.to(tl.float32), shares.to(tl.float32)
+        total = tl.dot(shares, values, total, input_precision="ieee")
+
+    place = region * outer + row
+    if out_real is not None:
+        in_row = tl.load(out_real + place, mask=in_row, other=0) != 0
+    if out_rows is not None:
+        place = tl.load(out_rows + place, mask=in_row, other=0)
+    there = in_row[:, None] & in_channel[None, :]
+    if onto is not None:
+        at = place[:, None] * onto_row + channel[None, :]
+        total += tl.load(onto + sample * onto_sample + at, mask=there, other=0).to(tl.float32)
+    at = place[:, None] * out_row + channel[None, :]
+    tl.store(out + sample * out_sample + at, total.to(out.dtype.element_ty), mask=there)

@@ -1,0 +1,45 @@
+"""core's plan with kernels behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core import Plan, Regions
+from .merge import merge, unmerge
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A plan for tokens in the image's order: kernels find them where they are, so nothing is arranged."""
+
+    plan: Plan
+    regions: Regions  # one: nothing moves
+
+    @property
+    def destinations(self) -> Tensor:
+        return self.plan.destinations
+
+    def merge(self, x: Tensor) -> Tensor:
+        if _trained(x):
+            return self.plan.merge(self.plan.regions.arrange(x))
+        return merge(self.plan, x)
+
+    def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
+        if _trained(y, onto, merged):
+            arranged = onto if onto is None else self.plan.regions.arrange(onto)
+            return self.plan.regions.restore(self.plan.unmerge(y, arranged, merged))
+        return unmerge(self.plan, y, onto, merged)
+
+    def owners(self) -> Tensor:
+        return self.plan.owners()
+
+    def log_sizes(self) -> Tensor:
+        return self.plan.log_sizes()
+
+
+def _trained(*tensors: Tensor | None) -> bool:
+    """Whether gradients will be asked for, which kernels don't have."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

@@ -1,0 +1,159 @@
+"""Choosing destinations in one launch: a program to a region, and all that it needs on chip."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..core import Regions, Slots
+from ..core import select as twin
+from . import LARGEST
+from .launch import Launch, block
+
+CHOSEN = tl.constexpr(twin.CHOSEN)
+TIE = tl.constexpr(twin.TIE)
+
+
+def facility_location(similarity: Tensor, k: int, real: Tensor | None = None) -> Tensor:
+    """core.facility_location: [G, n, n] -> [G, k]."""
+    if similarity.shape[-1] > LARGEST:
+        return twin.facility_location(similarity, k, real)
+    picks = torch.empty(len(similarity), k, dtype=torch.long, device=similarity.device)
+    facility_location_launch(similarity.contiguous(), real, picks).run()
+    return picks
+
+
+def destinations(features: Tensor, regions: Regions, slots: Slots) -> Tensor:
+    """The destinations [B, K] for features [B, N, C], both in the image's order, from one launch.
+
+    What core does with regions.arrange, similarity, facility_location, regions.tokens_at and slots.pack.
+    """
+    features = features if features.stride(-1) == 1 else features.contiguous()
+    chosen = torch.empty(len(features), slots.kept, dtype=torch.long, device=features.device)
+    destinations_launch(features, regions, slots, chosen).run()
+    return chosen
+
+
+def facility_location_launch(similarity: Tensor, real: Tensor | None, picks: Tensor) -> Launch:
+    (groups, k), n = picks.shape, similarity.shape[-1]
+    arguments = {"similarity": similarity, "real": real, "picks": picks, "n": n, "k": k, "PLACES": block(n)}
+    return Launch(_facility_location, (groups,), arguments, _warps(n))
+
+
+def destinations_launch(features: Tensor, regions: Regions, slots: Slots, chosen: Tensor) -> Launch:
+    if regions.size > LARGEST:
+        raise ValueError(f"regions of {regions.size} tokens: a program holds up to {LARGEST}")
+    arguments = {
+        "features": features,
+        "order": regions.order,
+        "real": regions.real,
+        "positions": slots.positions,
+        "real_slots": slots.real,
+        "chosen": chosen,
+        "sample_stride": features.stride(0),
+        "token_stride": features.stride(1),
+        "regions": regions.count,
+        "n": regions.size,
+        "channels": features.shape[-1],
+        "k": slots.size,
+        "kept": slots.kept,
+        "PLACES": block(regions.size),
+        "CHANNELS": 16,  # at a time, as registers allow
+    }
+    return Launch(_destinations, (len(features) * regions.count,), arguments, _warps(regions.size))
+
+
+def _warps(n: int) -> int:
+    """For 256 tokens all that a program can have; of 64 tokens, each thread then holds 16 similarities."""
+    return block(n) // 8
+
+
+@triton.jit
+def _facility_location(similarity, real, picks, n, k, PLACES: tl.constexpr):
+    group = tl.program_id(0).to(tl.int64)
+    places = tl.arange(0, PLACES)
+    free = places < n
+    both = free[:, None] & free[None, :]
+    at = (group * n + places[:, None]) * n + places[None, :]
+    short = tl.load(similarity + at, mask=both, other=1) - 1
+    if real is not None:
+        free = tl.load(real + group * n + places, mask=free, other=0) != 0
+        short = tl.where(free[None, :], short, 0.0)  # nobody gains by covering padding
+    nearest = tl.full([PLACES], float("-inf"), tl.float32)
+    for slot in range(k):
+        pick, nearest, free = _pick(short, nearest, free, places, n)
+        tl.store(picks + group * k + slot, pick)
+
+
+@triton.jit
+def _destinations(
+    features,
+    order,
+    real,
+    positions,
+    real_slots,
+    chosen,
+    sample_stride,
+    token_stride,
+    regions,
+    n,
+    channels,
+    k,
+    kept,
+    PLACES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    sample = tl.program_id(0).to(tl.int64) // regions
+    region = tl.program_id(0) % regions
+    places = tl.arange(0, PLACES)
+    inside = places < n
+    tokens = region * n + places
+    free = inside
+    if order is not None:
+        tokens = tl.load(order + tokens, mask=inside, other=0)
+    if real is not None:
+        free = tl.load(real + region * n + places, mask=inside, other=0) != 0
+    rows = features + sample * sample_stride + tokens[:, None].to(tl.int64) * token_stride
+
+    products = tl.zeros([PLACES, PLACES], tl.float32)
+    for start in range(0, channels, CHANNELS):
+        channel = start + tl.arange(0, CHANNELS)[None, :]
+        x = tl.load(rows + channel, mask=inside[:, None] & (channel < channels), other=0).to(tl.float32)
+        products = tl.dot(
+            x, tl.trans(x), products, input_precision="ieee"
+        )  # TF32 can't tell neighbours apart
+    # lengths are on the diagonal, and wanted along both axes
+    diagonal = tl.where(places[:, None] == places[None, :], products, 0.0)
+    lengths = tl.maximum(tl.sqrt_rn(tl.sum(diagonal, axis=1)), 1e-12)
+    lengths_too = tl.maximum(tl.sqrt_rn(tl.sum(diagonal, axis=0)), 1e-12)
+    short = products / (lengths[:, None] * lengths_too[None, :]) - 1
+    short = tl.where(free[None, :], short, 0.0)  # nobody gains by covering padding
+
+    nearest = tl.full([PLACES], float("-inf"), tl.float32)
+    for slot in range(k):
+        pick, nearest, free = _pick(short, nearest, free, places, n)
+        token = (region * n + pick).to(tl.int64)
+        if order is not None:
+            token = tl.load(order + token)
+        at = region * k + slot
+        if positions is None:
+            tl.store(chosen + sample * kept + at, token)
+        else:  # a smaller region has fewer slots
+            wanted = tl.load(real_slots + at) != 0
+            tl.store(chosen + sample * kept + tl.load(positions + at), token, mask=wanted)
+
+
+@triton.jit
+def _pick(short, nearest, free, places, n):
+    """The next pick, how far its nearest pick now falls short of each token, and which tokens are left.
+
+    short: [n, n] similarity less 1, so that sums are of small numbers where it matters. core writes its
+    maximum with `nearest` back; here it is taken anew, which is as exact and leaves `short` where it is.
+    """
+    value = tl.sum(tl.maximum(short, nearest[None, :]), axis=1) - places * TIE
+    pick = tl.argmax(tl.where(free, value, CHOSEN), axis=0)
+    row = tl.sum(tl.where(places[:, None] == pick, short, 0.0), axis=0)
+    # among NaNs, argmax may find a place beyond the region, which must not be looked up
+    return tl.minimum(pick, n - 1), tl.maximum(nearest, row), free & (places != pick)

@@ -1,0 +1,247 @@
+"""The kernels against core, in Triton's interpreter. Run by test_kernels.py, which sets TRITON_INTERPRET."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tomadiff import Config, core
+from tomadiff.core import Plan, cut, similarity, slots
+from tomadiff.core.select import TIE
+from tomadiff.kernels import LARGEST
+from tomadiff.kernels.merge import merge, unmerge
+from tomadiff.kernels.plan import Fused
+from tomadiff.kernels.select import destinations, facility_location
+from tomadiff.methods import toma
+
+CPU = torch.device("cpu")
+seeds = st.integers(0, 2**31 - 1)
+dtypes = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
+kinds = st.sampled_from(["tile", "stripe"])
+grids = st.one_of(
+    st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 5)),
+)
+
+
+def features(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_greedy(picks: Tensor, similarity: Tensor, real: Tensor | None) -> None:
+    """At each pick no other token would have been better, by more than rounding, for core's own objective."""
+    for group, (chosen, s) in enumerate(zip(picks.tolist(), similarity.double())):
+        left = torch.ones(len(s), dtype=torch.bool) if real is None else real[group].clone()
+        weight, nearest = left.double(), torch.full((len(s),), -1e3, dtype=torch.double)
+        for pick in chosen[: int(left.sum())]:
+            value = (torch.maximum(s, nearest) * weight).sum(1) - TIE * torch.arange(len(s))
+            assert left[pick], "picked twice, or padding"
+            assert value[pick] >= value[left].max() - 1e-5
+            left[pick], nearest = False, torch.maximum(nearest, s[pick])
+
+
+# -- selection ---------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds, st.integers(1, 24), st.data())
+def test_selection_is_greedy_with_padding_of_any_length(seed: int, n: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, n))
+    lengths = data.draw(st.none() | st.lists(st.integers(1, n), min_size=3, max_size=3))
+    real = None if lengths is None else torch.arange(n) < torch.tensor(lengths)[:, None]
+    s = similarity(features(seed, 3, n, 8))
+    picks = facility_location(s, k, real)
+    assert picks.shape == (3, k) and picks.dtype == torch.long
+    assert_greedy(picks, s, real)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds, st.integers(1, 24), st.integers(1, 6), st.data())
+def test_ties_go_where_core_takes_them(seed: int, n: int, kinds: int, data: st.DataObject) -> None:
+    """Cosines of 0 and 1 are summed without rounding, so that nothing but the rule decides."""
+    k = data.draw(st.integers(1, n))
+    labels = torch.randint(kinds, (2, n), generator=torch.Generator().manual_seed(seed))
+    s = similarity(torch.eye(kinds)[labels])
+    real = torch.arange(n) < torch.tensor([[n], [data.draw(st.integers(1, n))]])
+    assert torch.equal(facility_location(s, k), core.facility_location(s, k))
+    assert torch.equal(facility_location(s, k, real), core.facility_location(s, k, real))
+
+
+def test_a_later_token_must_be_better_by_more_than_rounding() -> None:
+    for lead, first in ((TIE / 2, 0), (TIE * 2, 1)):
+        s = torch.tensor([[[1, 0.5], [0.5 + lead, 1]]])
+        assert facility_location(s, 1).item() == core.facility_location(s, 1).item() == first
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_destinations_at_the_size_of_a_real_tile_are_cores(dtype: torch.dtype) -> None:
+    x = (2 + features(0, 2, 128, 100)).to(dtype)  # cosines near 0.8, and a last block of channels cut short
+    config = Config(ratio=0.5)
+    expected = toma.plan(x, (8, 16), 0.5, config).destinations
+    regions = cut((8, 16), "tile", 8, False, CPU)
+    assert torch.equal(destinations(x, regions, slots(regions.lengths, 0.5, CPU)), expected)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds, grids, kinds, st.booleans(), st.floats(0, 0.95), dtypes)
+def test_destinations_are_greedy_on_any_grid(
+    seed: int, grid: tuple, kind: str, shift: bool, ratio: float, dtype: torch.dtype
+) -> None:
+    regions = cut(grid, kind, 4, shift, CPU)
+    places = slots(regions.lengths, ratio, CPU)
+    x = features(seed, 2, math.prod(grid), 20).to(dtype)
+    chosen = destinations(x, regions, places)
+    assert chosen.shape == (2, places.kept)
+    picks = regions.places_of(places.unpack(chosen))
+    real = torch.arange(regions.size) < torch.tensor(regions.lengths).repeat(2)[:, None]
+    counts = [core.kept(length, ratio) for length in regions.lengths * 2]
+    for group, (count, s) in enumerate(zip(counts, similarity(regions.split(regions.arrange(x))))):
+        assert_greedy(picks[group : group + 1, :count], s[None], real[group : group + 1])
+
+
+def test_destinations_of_part_of_a_sequence_need_no_copy() -> None:
+    regions = cut((8, 8), "tile", 4, False, CPU)
+    places = slots(regions.lengths, 0.5, CPU)
+    sequence = features(1, 2, 5 + 64, 24)
+    part = sequence[:, 5:]
+    assert torch.equal(destinations(part, regions, places), destinations(part.clone(), regions, places))
+    crossed = part.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(destinations(part, regions, places), destinations(crossed, regions, places))
+
+
+def test_a_sample_gets_the_destinations_it_would_get_alone() -> None:
+    regions = cut((9, 7), "tile", 4, False, CPU)
+    places = slots(regions.lengths, 0.5, CPU)
+    x = features(2, 3, 63, 16)
+    together = destinations(x, regions, places)
+    for sample in range(3):
+        assert torch.equal(together[sample], destinations(x[sample : sample + 1], regions, places)[0])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
+def test_broken_features_still_give_tokens_of_the_image(value: float) -> None:
+    regions = cut((5, 7), "tile", 4, False, CPU)
+    chosen = destinations(torch.full((1, 35, 8), value), regions, slots(regions.lengths, 0.5, CPU))
+    assert ((chosen >= 0) & (chosen < 35)).all()
+
+
+def test_regions_too_large_for_a_program_are_cores() -> None:
+    s = similarity(features(3, 1, LARGEST + 1, 8))
+    assert torch.equal(facility_location(s, 9), core.facility_location(s, 9))
+    with pytest.raises(ValueError, match=str(LARGEST)):
+        regions = cut((1, LARGEST + 1), "global", 8, False, CPU)
+        destinations(features(3, 1, LARGEST + 1, 8), regions, slots(regions.lengths, 0.5, CPU))
+
+
+# -- merging -----------------------------------------------------------------------------------------------
+
+
+def exactly(plan: Plan) -> Plan:
+    """The same weights, to be multiplied in fp32."""
+    return dataclasses.replace(plan, merging=plan.merging.float(), unmerging=plan.unmerging.float())
+
+
+def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Equal but for the rounding of the result, and for the order of sums in fp32."""
+    assert found.dtype == dtype
+    error = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
+    torch.testing.assert_close(found.float(), expected, rtol=error, atol=max(1e-5, error / 16))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seeds,
+    grids,
+    kinds,
+    st.booleans(),
+    st.floats(0, 0.95),
+    dtypes,
+    st.sampled_from([1.0, 1000.0]),
+    st.sampled_from(["transpose", "pinv"]),
+    st.sampled_from([1, 7, 32, 70]),
+    st.integers(0, 3),
+)
+def test_merging_and_unmerging_are_cores(
+    seed: int,
+    grid: tuple,
+    kind: str,
+    shift: bool,
+    ratio: float,
+    dtype: torch.dtype,
+    scale: float,
+    how: str,
+    channels: int,
+    text: int,
+) -> None:
+    config = Config(regions=kind, region_size=4, scale=scale, unmerge=how)
+    tokens = math.prod(grid)
+    plan = toma.plan(features(seed, 2, tokens, 12).to(dtype), grid, ratio, config, shifted=shift)
+    sequence = features(seed + 1, 2, text + tokens, channels).to(dtype)
+    x = sequence[:, text:]  # as it is behind text, in the middle of memory
+    regions, exact = plan.regions, exactly(plan)
+
+    merged = merge(plan, x)
+    assert_close(merged, exact.merge(regions.arrange(x.float())), dtype)
+
+    # by such factors the change is no longer than its dtype, so that nothing is rounded on the way
+    y = merged * torch.tensor([-1, 0, 0.5, 2], dtype=dtype)[features(seed + 2, *merged.shape).long() % 4]
+    assert_close(unmerge(plan, y), regions.restore(exact.unmerge(y.float())), dtype)
+
+    expected = exact.unmerge(y.float(), regions.arrange(x.float()), merged.float())
+    assert_close(unmerge(plan, y, x, merged), regions.restore(expected), dtype)
+
+
+def test_regions_of_more_than_a_block_are_merged_as_well() -> None:
+    plan = toma.plan(features(0, 1, 153, 8), (9, 17), 0.3, Config(region_size=9))
+    assert plan.slots.size > 32 and plan.regions.real is not None
+    x = features(1, 1, 153, 70)
+    merged = merge(plan, x)
+    assert_close(merged, plan.merge(plan.regions.arrange(x)), torch.float32)
+    expected = plan.unmerge(2 * merged, plan.regions.arrange(x), merged)
+    assert_close(unmerge(plan, 2 * merged, x, merged), plan.regions.restore(expected), torch.float32)
+
+
+# -- plans -------------------------------------------------------------------------------------------------
+
+
+def fused(x: Tensor, grid: tuple[int, ...]) -> tuple[Plan, Fused]:
+    plan = toma.plan(x, grid, 0.5, Config(region_size=4))
+    return plan, Fused(plan, cut(grid, "global", 4, False, CPU))
+
+
+def test_a_fused_plan_is_used_as_any_other() -> None:
+    """As a run of two blocks uses one: arranged before the first, restored after the last."""
+    x = features(0, 2, 63, 8)
+
+    def run(plan: core.Reduction) -> Tensor:
+        tokens = plan.regions.arrange(x)
+        for _ in range(2):
+            merged = plan.merge(tokens)
+            tokens = plan.unmerge(merged.tanh(), tokens, merged)
+        return plan.regions.restore(tokens)
+
+    plain, twin = fused(x, (7, 9))
+    torch.testing.assert_close(run(twin), run(plain))
+    assert torch.equal(twin.destinations, plain.destinations)
+    assert torch.equal(twin.owners(), plain.owners())
+    assert torch.equal(twin.log_sizes(), plain.log_sizes())
+    table = torch.arange(65.0)[:, None]
+    assert torch.equal(core.destination_rows(twin, table), core.destination_rows(plain, table))
+
+
+def test_gradients_go_through_a_fused_plan() -> None:
+    x = features(0, 1, 63, 8)
+    plain, twin = fused(x, (7, 9))
+    whole = x.clone().requires_grad_()
+    twin.unmerge(2 * twin.merge(whole), whole, twin.merge(whole)).square().sum().backward()
+    again = x.clone().requires_grad_()
+    arranged = plain.regions.arrange(again)
+    changed = plain.unmerge(2 * plain.merge(arranged), arranged, plain.merge(arranged))
+    plain.regions.restore(changed).square().sum().backward()
+    torch.testing.assert_close(whole.grad, again.grad)

@@ -1,0 +1,137 @@
+"""The kernels: equal to core in the interpreter, compiled for GPUs that are not here, and when they run."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tomadiff import Config, kernels
+from tomadiff.errors import ConfigError
+from tomadiff.methods import toma
+
+pytest.importorskip("triton", reason="Triton is not installed: there is none for this platform")
+
+from tomadiff.kernels import merge, select
+from tomadiff.kernels.launch import Launch
+from tomadiff.kernels.resources import SHARED, Compiled, compile_for, launches
+
+
+def test_kernels_equal_core_in_the_interpreter() -> None:
+    """In a process of its own: Triton looks at TRITON_INTERPRET when it is imported."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "interpreted_kernels.py"],
+        cwd=Path(__file__).parent,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def assert_fits(made: Compiled, capability: int) -> None:
+    assert f".target sm_{capability}" in made.ptx
+    assert made.cubin.startswith(b"\x7fELF")
+    assert made.shared <= 1024 * SHARED[capability]
+    assert 0 < made.registers <= 255
+
+
+@pytest.mark.parametrize("capability", SHARED)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_kernels_compile_for_gpus_without_spilling(dtype: torch.dtype, capability: int) -> None:
+    for launch in launches((64, 64), 8, 640, dtype).values():
+        made = compile_for(capability, launch)
+        assert_fits(made, capability)
+        assert made.spilled == 0, "registers that don't fit make every pick wait for memory"
+
+
+def test_kernels_for_ragged_regions_compile_as_well() -> None:
+    for launch in launches((60, 107), 8, 3072, torch.bfloat16).values():
+        made = compile_for(90, launch)
+        assert_fits(made, 90)
+        assert made.spilled == 0
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_the_largest_regions_fit_on_every_gpu(capability: int) -> None:
+    launch = launches((64, 64), 16, 640, torch.float16)["destinations"]
+    assert launch.arguments["n"] == kernels.LARGEST
+    assert_fits(compile_for(capability, launch), capability)
+
+
+class Operations(TorchDispatchMode):
+    """Everything that torch is asked to do, but for memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "empty" not in func.__name__:
+            self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("grid", [(16, 16), (13, 19)], ids=["whole", "ragged"])
+def test_a_refresh_of_destinations_is_one_launch_and_a_site_two(
+    grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[Launch] = []
+    monkeypatch.setattr(Launch, "run", lambda launch: launched.append(launch))
+    x = torch.zeros(2, 5 + math.prod(grid), 16, dtype=torch.float16)[:, 5:]  # behind text
+    plan = toma.plan(torch.rand(2, math.prod(grid), 16).half(), grid, 0.5, Config())
+    with Operations() as torchs:
+        select.destinations(x, plan.regions, plan.slots)
+        assert len(launched) == 1
+        merged = merge.merge(plan, x)
+        merge.unmerge(plan, merged, x, merged)
+        assert len(launched) == 1 + 2
+    assert torchs.names == []
+
+
+def test_kernels_stay_away_from_the_cpu_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(1)
+    monkeypatch.delenv("TOMADIFF_KERNELS", raising=False)
+    assert not kernels.usable(x, 64)
+    monkeypatch.setenv("TOMADIFF_KERNELS", "1")
+    assert kernels.usable(x, 64)
+    monkeypatch.setenv("TOMADIFF_KERNELS", "yes")
+    with pytest.raises(ConfigError, match="yes"):
+        kernels.usable(x, 64)
+
+
+class OnCuda:
+    """What of a tensor the choice is made by."""
+
+    is_cuda, dtype, device = True, torch.float16, torch.device("cuda")
+
+
+def test_kernels_run_on_cuda_where_triton_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = OnCuda()
+    monkeypatch.setattr(kernels, "_works", lambda device: True)
+    monkeypatch.delenv("TOMADIFF_KERNELS", raising=False)
+    assert kernels.usable(x, kernels.LARGEST)
+    assert not kernels.usable(x, kernels.LARGEST + 1)
+    x.dtype = torch.float64
+    assert not kernels.usable(x, 64), "kernels add up in fp32"
+    x.dtype = torch.bfloat16
+    assert kernels.usable(x, 64)
+    monkeypatch.setenv("TOMADIFF_KERNELS", "0")
+    assert not kernels.usable(x, 64)
+
+
+def test_a_triton_that_cant_launch_is_told_once_and_done_without() -> None:
+    device = torch.device("cuda", 99)  # nobody has it
+    with pytest.warns(UserWarning, match="can't launch on cuda:99"):
+        assert not kernels._works(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not kernels._works(device)
