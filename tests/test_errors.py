@@ -65,7 +65,8 @@ from tomadiff.errors import ConfigError, NotPatchedError, UnsupportedModelError
         ({"where": "kv", "modules": "self"}, 'needs where="module"'),
         ({"where": "kv", "remember": True}, "remember=True can't be honoured"),
         ({"method": "tofu", "remember": True}, "remember=True can't be honoured"),
-        ({"remember": 1}, "True or False"),
+        ({"remember": 1}, "True, False or"),
+        ({"remember": True, "dense_every": 0}, "needs dense steps"),
         ({"dense_every": 1}, "every step dense"),
         ({"dense_every": -2}, "at least 0"),
     ],
@@ -194,7 +195,7 @@ def test_weighing_keys_is_refused_where_blocks_attend_to_text_alone() -> None:
 
 
 def test_a_block_that_is_left_out_of_its_run_is_an_error() -> None:
-    model = tomadiff.apply(denoiser(make("flux")), ratio=0.5)
+    model = tomadiff.apply(denoiser(make("flux")), ratio=0.5, where="block")
     last = model.transformer_blocks[-1]
     last.forward = lambda hidden_states, encoder_hidden_states, **_: (encoder_hidden_states, hidden_states)
     with pytest.raises(UnsupportedModelError, match="left out"), torch.no_grad():

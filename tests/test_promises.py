@@ -151,7 +151,7 @@ def test_a_sample_does_not_depend_on_its_batch(name: str, settings: dict[str, An
         pytest.skip("SD3's attention takes no mask")
     pipe = tomadiff.apply(make(name), **settings)
     together = draw(pipe, seeds=(0, 1, 2))
-    atol = 1e-3 if "method" in settings else 2e-4
+    atol = 1e-3  # what rounding does to a plan, a sharp assignment makes larger
     for place, seed in enumerate((0, 1, 2)):
         torch.testing.assert_close(draw(pipe, seeds=(seed,))[0], together[place], atol=atol, rtol=1e-3)
 
@@ -266,7 +266,7 @@ def test_generations_in_a_row_do_not_disturb_each_other(
 
 
 def test_plans_are_refreshed_on_schedule(pipe: DiffusionPipeline) -> None:
-    tomadiff.apply(pipe, ratio=0.5, refresh_destinations=4, refresh_weights=2)
+    tomadiff.apply(pipe, ratio=0.5, share="kind", refresh_destinations=4, refresh_weights=2)
     draw(pipe, steps=7, guidance=1.0)
     report = tomadiff.report(pipe)
     plans = len({(site.kind, site.tokens) for site in report.sites})  # steps 0 and 4; steps 2 and 6
@@ -292,7 +292,7 @@ def test_guidance_in_separate_calls_has_plans_of_its_own() -> None:
 
 
 def test_own_plans_cost_one_for_each_block(pipe: DiffusionPipeline) -> None:
-    tomadiff.apply(pipe, ratio=0.5, share="block")
+    tomadiff.apply(pipe, ratio=0.5, share="block", where="block")
     draw(pipe, guidance=1.0)
     report = tomadiff.report(pipe)
     assert report.refreshes["destinations"] == len(report.sites)
@@ -323,11 +323,12 @@ def test_all_steps_dense_equals_the_unpatched_model(pipe: DiffusionPipeline) -> 
 
 
 def test_shifted_grids_take_turns(pipe: DiffusionPipeline) -> None:
-    tomadiff.apply(pipe, ratio=0.5, shift=True, refresh_destinations=100, refresh_weights=100)
+    kept = {"share": "kind", "refresh_destinations": 100, "refresh_weights": 100}
+    tomadiff.apply(pipe, ratio=0.5, shift=True, **kept)
     shifted = draw(pipe, steps=4, guidance=1.0)
     report = tomadiff.report(pipe)
     assert report.refreshes["destinations"] == 2 * len({(site.kind, site.tokens) for site in report.sites})
-    tomadiff.apply(pipe, ratio=0.5, refresh_destinations=100, refresh_weights=100)
+    tomadiff.apply(pipe, ratio=0.5, **kept)
     assert distance(shifted, draw(pipe, steps=4, guidance=1.0)) > 1e-4
 
 
@@ -343,7 +344,7 @@ def test_weighed_keys_change_attention_as_if_the_copies_were_there() -> None:
         )
         errors = {}
         for weigh_keys in (False, True):
-            tomadiff.apply(pipe, ratio=0.5, weigh_keys=weigh_keys, regions="global")
+            tomadiff.apply(pipe, ratio=0.5, weigh_keys=weigh_keys, regions="global", where="block")
             errors[weigh_keys] = copies_error(pipe, block, name)
             tomadiff.remove(pipe)
         assert errors[True] < 1e-5 < 1e-3 < errors[False], (name, errors)
@@ -420,7 +421,8 @@ def test_controlnet_residuals_reach_the_whole_tokens() -> None:
 def test_runs_of_blocks_equal_blocks_one_by_one(name: str) -> None:
     """Tokens stay arranged by regions from block to block; on ragged grids too, that must change nothing."""
     for settings in ({}, {"shift": True, "share": "block"}, {"assign": "global"}, {"regions": "stripe"}):
-        pipe = tomadiff.apply(make(name), ratio=0.4, refresh_destinations=1, refresh_weights=1, **settings)
+        settings = {"share": "kind", "refresh_destinations": 1, "refresh_weights": 1, **settings}
+        pipe = tomadiff.apply(make(name), ratio=0.4, where="block", **settings)
         size = (176, 272)
         runs = draw(pipe, seeds=(0, 1), size=size)
         for hook in denoiser(pipe)._tomadiff.sites:
@@ -497,7 +499,8 @@ SCHEDULERS = [
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda cls: cls.__name__)
 def test_every_scheduler_makes_one_generation_a_call_with_plans_on_schedule(scheduler: type) -> None:
-    pipe = tomadiff.apply(make("sd1"), ratio=0.5, refresh_destinations=2, refresh_weights=2)
+    kept = {"share": "kind", "refresh_destinations": 2, "refresh_weights": 2}
+    pipe = tomadiff.apply(make("sd1"), ratio=0.5, **kept)
     # as Stable Diffusion's own configuration has it
     pipe.scheduler = PNDMScheduler(skip_prk_steps=True) if scheduler is PNDMScheduler else scheduler()
     for count in (1, 2):

@@ -26,13 +26,14 @@ TOMA: dict[str, Any] = {
     "regions": "tile",
     "region_size": 8,
     "assign": "region",
-    "where": "block",
+    "where": "span",
     "modules": MODULES,
     "scale": 1000.0,
     "unmerge": "transpose",
-    "refresh_destinations": 10,
-    "refresh_weights": 5,
-    "share": "kind",
+    "refresh_destinations": 6,
+    "refresh_weights": 6,
+    "share": "block",
+    "remember": "auto",
 }
 # ToMe and ToFu match anew in every block and step, around self-attention
 MATCHING: dict[str, Any] = {
@@ -42,14 +43,18 @@ MATCHING: dict[str, Any] = {
     "refresh_destinations": 1,
     "refresh_weights": 1,
     "share": "block",
+    "remember": False,
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
     "toma": TOMA,
     "tome": MATCHING,
     "tofu": MATCHING,
     "todo": MATCHING | {"ratio": 0.75, "where": "kv", "share": "kind"},
-    "ideal": TOMA,
+    "ideal": TOMA | {"remember": False},
 }
+# Where sites remember, the first two steps and every third after them are dense, unless asked otherwise.
+DENSE_STEPS, DENSE_EVERY = 2, 3
+LEAST_STEPS = 8  # of a generation in which remember="auto" does: in fewer, each is too far from the next
 
 
 @dataclass(frozen=True)
@@ -66,21 +71,26 @@ class Config:
     regions ("tile"): merge within "tile"s, within "stripe"s of the sequence, or "global"ly.
     region_size (8): tokens on a tile's side; a stripe is as long as a tile has tokens.
     assign ("region"): a token goes to destinations of its own "region", or "global"ly to any.
-    where ("block"): merge around each "block", around each "module" in it, once around a "span" of
+    where ("span"): merge around each "block", around each "module" in it, once around a "span" of
         consecutive blocks, or only the keys and values of self-attention ("kv").
     modules (all): which of self-attention, cross-attention and MLP, for where="module".
     scale (1000): sharpness of the assignment; at 1000 nearly all of a token goes to its nearest destination.
     unmerge ("transpose"): or the exact pseudo-inverse "pinv", which pays at small scales.
-    refresh_destinations (10), refresh_weights (5): steps between choosing destinations, and weights, anew.
-    share ("kind"): one plan for all sites of a kind and resolution, or one for each "block" (or module, or
-        span).
+    refresh_destinations (6), refresh_weights (6): steps between choosing destinations, and weights, anew.
+    share ("block"): one plan for each block (or module, or span), or one for all sites of a "kind" and
+        resolution.
+    remember ("auto"): let each site keep what it did to each token in dense steps, forecast from that what
+        it does next, and take from merged tokens only how that goes wrong. Takes memory: three times the
+        tokens of each site, or span. "auto" does so in generations of 8 steps or more whose pipeline is
+        known; in shorter ones, and in a bare model, tokens are merged in every step.
+    dense_steps (2 where sites remember, else 0): leave the first so many steps dense (an int), or this share
+        of all steps (a float below 1).
+    dense_every (3 where sites remember, else 0): after these, leave every so many-th step dense too; 0 for
+        none.
     weigh_keys: let a merged key count as often as the tokens it stands for.
-    dense_steps: leave the first so many steps dense (an int), or this share of all steps (a float below 1).
-    dense_every: after these, leave every so many-th step dense too; 0 for none.
-    remember: let each site keep what it did to each token when it last ran, and unmerge only what is new.
-        Takes memory: one tensor of the size of the tokens for each site, or span.
     dense_blocks: leave the first so many blocks of each kind dense.
-    shift: on every other step, use a layout that is shifted by half a region (half a cell).
+    shift: on every other step, use a layout that is shifted by half a region (half a cell); with remember,
+        between every other pair of dense steps.
     """
 
     ratio: float | Mapping[str | int, float] | None = None
@@ -95,12 +105,12 @@ class Config:
     refresh_destinations: int | None = None
     refresh_weights: int | None = None
     share: str | None = None
+    dense_steps: int | float | None = None
+    dense_every: int | None = None
+    remember: bool | str | None = None
     weigh_keys: bool = False
-    dense_steps: int | float = 0
-    dense_every: int = 0
     dense_blocks: int = 0
     shift: bool = False
-    remember: bool = False
 
     def __post_init__(self) -> None:
         self._check_choices(["method"])
@@ -119,14 +129,16 @@ class Config:
             if (name in own or value is not None) and (not _is_int(value) or value < least):
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
         self._check_ratio()
-        for name in ("weigh_keys", "shift", "remember"):
+        for name in ("weigh_keys", "shift"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
+        if not isinstance(self.remember, bool) and self.remember != "auto":
+            raise ConfigError(f'remember={self.remember!r} must be True, False or "auto"')
         if "scale" in own and (not _is_number(self.scale) or not 0 < self.scale < float("inf")):
             raise ConfigError(
                 f"scale={self.scale!r} must be a positive number; 1000 is close to a hard assignment"
             )
-        if (
+        if self.dense_steps is not None and (
             not _is_number(self.dense_steps)
             or self.dense_steps < 0
             or (isinstance(self.dense_steps, float) and self.dense_steps >= 1)
@@ -141,14 +153,20 @@ class Config:
         own = DEFAULTS[self.method]
         for name in TOMA:
             if getattr(self, name) is None:
-                # where is settled before modules: a block or a span has all of them
-                whole = name == "modules" and self.where != "module"
-                object.__setattr__(self, name, MODULES if whole else own.get(name))
+                object.__setattr__(self, name, self._default(name))
             elif name not in own:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} can't be honoured: method={self.method!r} has no such "
                     f"setting; it has {_listed(own)}"
                 )
+
+    def _default(self, name: str) -> Any:
+        """The method's own; what it depends on comes before it in TOMA, and is settled."""
+        if name == "modules" and self.where != "module":
+            return MODULES  # a block or a span has all of them
+        if name == "remember" and (self.where == "kv" or self.dense_every == 0):
+            return False  # nothing is unmerged, or there is nothing to remember
+        return DEFAULTS[self.method].get(name)
 
     def _check_choices(self, names: Iterable[str]) -> None:
         for name in names:
@@ -168,7 +186,7 @@ class Config:
             raise ConfigError(
                 'shift=True needs regions="tile" or "stripe": one global region can\'t be shifted'
             )
-        if DEFAULTS[self.method] is not TOMA and self.refresh_destinations != self.refresh_weights:
+        if self.method not in ("toma", "ideal") and self.refresh_destinations != self.refresh_weights:
             raise ConfigError(
                 f"method={self.method!r} finds destinations and who goes there in one act: "
                 f"refresh_destinations={self.refresh_destinations} and "
@@ -176,12 +194,17 @@ class Config:
             )
         if self.where == "kv" and self.unmerge == "pinv":
             raise ConfigError('unmerge="pinv" can\'t be honoured: where="kv" has nothing to unmerge')
+        if self.remember and self.dense_every == 0:
+            raise ConfigError(
+                f"remember={self.remember!r} needs dense steps to remember: leave dense_every=0 out, or give "
+                "2 or more"
+            )
         if self.dense_every == 1:
             raise ConfigError("dense_every=1 leaves every step dense: take 2 or more, or 0 for none")
         if self.remember and (self.where == "kv" or self.method in ("tofu", "ideal")):
             raise ConfigError(
-                f"remember=True can't be honoured: method={self.method!r} with where={self.where!r} "
-                "unmerges nothing that could be told apart from what it did before"
+                f"remember={self.remember!r} can't be honoured: method={self.method!r} with "
+                f"where={self.where!r} unmerges nothing that could be told apart from what it did before"
             )
         if self.method == "tofu" and self.share != "block":
             raise ConfigError(
@@ -242,16 +265,29 @@ class Config:
             )
         object.__setattr__(self, "modules", modules)
 
+    def remembers(self, steps: int | None) -> bool:
+        """Whether sites do, in a generation of so many steps, or of nobody knows how many."""
+        return self.remember is True or (self.remember == "auto" and (steps or 0) >= LEAST_STEPS)
+
+    def cadence(self, remembers: bool) -> tuple[int | float, int]:
+        """How many steps are dense, first and later, where sites remember or not."""
+        first, every = (DENSE_STEPS, DENSE_EVERY) if remembers else (0, 0)
+        return (
+            first if self.dense_steps is None else self.dense_steps,
+            every if self.dense_every is None else self.dense_every,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 # The paper's variants. How long plans are kept differs by family, see `make`.
+AS_PUBLISHED: dict[str, Any] = {"share": "kind", "remember": False}
 PRESETS: dict[str, dict[str, Any]] = {
-    "toma": {"regions": "tile", "assign": "global", "where": "module"},
-    "toma_once": {"regions": "tile", "assign": "global", "where": "block"},
-    "toma_tile": {"regions": "tile", "assign": "region", "where": "module"},
-    "toma_stripe": {"regions": "stripe", "assign": "region", "where": "module"},
+    "toma": {"regions": "tile", "assign": "global", "where": "module", **AS_PUBLISHED},
+    "toma_once": {"regions": "tile", "assign": "global", "where": "block", **AS_PUBLISHED},
+    "toma_tile": {"regions": "tile", "assign": "region", "where": "module", **AS_PUBLISHED},
+    "toma_stripe": {"regions": "stripe", "assign": "region", "where": "module", **AS_PUBLISHED},
 }
 
 

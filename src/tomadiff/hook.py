@@ -8,6 +8,7 @@ import functools
 import inspect
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .clock import Clock
 from .config import Config
-from .core import Regions, Schedule, destination_rows
+from .core import Schedule, destination_rows
 from .errors import ConfigError, UnsupportedModelError
 from .families import FAMILIES, Call, Family
 from .methods import FROM_BLOCK_INPUT, METHODS
@@ -56,16 +57,30 @@ class KeptPlan:
     weights_step: int
 
 
-class Change(NamedTuple):
-    """What a site did to each token when it last ran, in the order of these regions, or in the image's."""
+@dataclass
+class Line:
+    """A change of tokens that is known at one step, and goes on from there at a steady pace."""
 
-    tokens: Tensor
-    regions: Regions | None = None
+    step: int
+    change: Tensor
+    slope: Tensor | None = None  # by step
 
-    def arranged(self, regions: Regions) -> Tensor:
-        if self.regions is regions:
-            return self.tokens
-        return regions.arrange(self.regions.restore(self.tokens) if self.regions else self.tokens)
+    def at(self, step: int) -> Tensor:
+        if self.slope is None or step == self.step:
+            return self.change
+        return torch.add(self.change, self.slope, alpha=step - self.step)
+
+
+@dataclass
+class Memory:
+    """What a site did to each token in its last dense steps, as a forecast of what it does next."""
+
+    dense: Line  # in the image's order
+    # from the first merged step on, for the plan of that step: the same in the order of the plan's regions,
+    # and what the site is expected to do to merged tokens
+    kept: KeptPlan | None = None
+    whole: Line | None = None
+    merged: Line | None = None
 
 
 @dataclass
@@ -128,6 +143,8 @@ class Patch:
             join_runs(self.sites)
         self.plans: dict[PlanKey, KeptPlan] = {}
         self.tables: dict[tuple[int, int], Any] = {}  # shortened rotary tables of this call
+        self.remembers = False  # in this generation
+        self.dense_steps = self.dense_every = 0  # in this generation
         self.dense = False  # this call, everywhere
         self.cut = False  # this call, every block is a run of its own
         self.model_calls = 0
@@ -154,11 +171,13 @@ class Patch:
         if self.clock.generation != generation:
             self.plans.clear()
             for hook in self.sites:
-                hook.changes.clear()
+                hook.memories.clear()
         self.tables.clear()
         self.block_input = None
         for hook in self.sites:  # an exception may have ended the last call on the way
             hook.run.clear()
+        if self.clock.generation != generation:
+            self._begin()
         self.dense = self._is_dense(self.clock.step)
         # what acts between blocks, or leaves some out, must find all tokens in their order
         self.cut = any(call.get(name) is not None for name in self.family.between_blocks) or any(
@@ -229,7 +248,8 @@ class Patch:
         kept, step, due = self.plans.get(key), self.clock.step, "destinations"
         if kept is not None:
             due = self.schedule.due(step - kept.destinations_step, step - kept.weights_step)
-            if due is None:
+            # what sites remember holds for one plan, from a dense step to the next
+            if due is None or (self.remembers and not self._is_dense(step - 1)):
                 return kept
         with torch.no_grad():
             with self.spent("plan", tokens.device):
@@ -259,7 +279,8 @@ class Patch:
 
     def shifted(self) -> bool:
         """Whether regions are shifted in this step."""
-        return self.config.shift and self.clock.step % 2 == 1
+        turn = self._since_first(self.clock.step) // self.dense_every if self.remembers else self.clock.step
+        return self.config.shift and turn % 2 == 1
 
     def table(self, plan: Any, table: tuple[Tensor, ...], keys_only: bool) -> tuple[Any, ...]:
         """A rotary table with the rows of a plan's destinations, made once a call."""
@@ -293,22 +314,36 @@ class Patch:
         with self.spent(on, device), torch.autocast(device.type, enabled=False):
             yield
 
-    def _is_dense(self, step: int) -> bool:
-        first, every = self._dense_steps(), self.config.dense_every
-        # steps before the next dense one are counted from the last of the first dense ones
-        return step < first or bool(every and (step - max(first - 1, 0)) % every == 0)
-
-    def _dense_steps(self) -> int:
-        dense = self.config.dense_steps
-        if not isinstance(dense, float):
-            return dense
+    def _begin(self) -> None:
+        """Settle which steps of a generation are dense."""
+        if torch.is_grad_enabled():  # training has no steps
+            self.remembers, self.dense_steps, self.dense_every = False, 0, 0
+            return
         steps = self.clock.steps()
-        if steps is None:
-            raise ConfigError(
-                f"dense_steps={dense} is a share of the steps, and a model alone doesn't know how many there "
-                "are: give tomadiff.apply the pipeline, or dense_steps as a number of steps"
+        self.remembers = self.config.remembers(steps)
+        first, self.dense_every = self.config.cadence(self.remembers)
+        if isinstance(first, float):
+            if steps is None:
+                raise ConfigError(
+                    f"dense_steps={first} is a share of the steps, and a model alone doesn't know how many "
+                    "there are: give tomadiff.apply the pipeline, or dense_steps as a number of steps"
+                )
+            first = round(first * steps)
+        self.dense_steps = first
+        if steps and self.config.ratio and all(map(self._is_dense, range(steps))):
+            warnings.warn(
+                f"tomadiff merges nothing: all {steps} steps of this generation are dense, with "
+                f"dense_steps={first} and dense_every={self.dense_every}; give smaller ones, or 0",
+                stacklevel=2,
             )
-        return round(dense * steps)
+
+    def _is_dense(self, step: int) -> bool:
+        every = self.dense_every
+        return step < self.dense_steps or bool(every and self._since_first(step) % every == 0)
+
+    def _since_first(self, step: int) -> int:
+        """Steps since the last of the first dense ones."""
+        return step - max(self.dense_steps - 1, 0)
 
     def _grid_at(self, hook: SiteHook, tokens: int) -> tuple[int, ...]:
         if self.config.regions in ("stripe", "global"):
@@ -339,8 +374,7 @@ class SiteHook(ModelHook):
         self.parameters = parameter_names(place.module)
         self.argument = self.site.tokens or self.parameters[0]
         self.run = Run([self])
-        # by call of the step, whether runs are cut, and output: where config.remember asks for it
-        self.changes: dict[tuple[int, bool, int], Change] = {}
+        self.memories: dict[tuple[int, bool, int], Memory] = {}  # by call of the step, cut or not, and output
         self.tokens = self.kept = self.calls = self.dense_calls = 0
 
     @torch.compiler.disable(recursive=False)
@@ -363,6 +397,8 @@ class SiteHook(ModelHook):
             return self._attend(module, call)
         if first or each:
             call[self.argument] = self._merge(module, call, first)
+        else:
+            self.tokens, self.kept = self.run.sites[0].tokens, self.run.sites[0].kept
         self._follow(call)
         output = self.fn_ref.original_forward(**call)
         return self._unmerge(output, last) if last or each else output
@@ -430,7 +466,7 @@ class SiteHook(ModelHook):
 
         def whole(y: Tensor, place: int) -> Tensor:
             image = y[:, run.text :] if run.text else y
-            if self.patch.config.remember:
+            if self.patch.remembers:
                 x = self._change(image - run.merged if self.site.residual else image, place)
                 x = run.tokens + x if self.site.residual else x
             elif self.site.residual:
@@ -451,30 +487,42 @@ class SiteHook(ModelHook):
         return output
 
     def _change(self, merged: Tensor, place: int) -> Tensor:
-        """What the site does to every token: what it did last time, and what is new in the merged ones.
+        """What the site does to every token: as forecast from dense steps, corrected by the merged tokens.
 
-        So tokens that share a destination keep what they don't share, from their last dense step on.
+        Merged tokens are off themselves, since what a site does to a mean is not the mean of what it does.
+        But they are so at every step in much the same way: so they tell how the forecast goes wrong, from
+        the first merged step on.
         """
-        plan, key = self.run.kept.plan, (self.patch.clock.call, self.patch.cut, place)
-        if key not in self.changes:
-            change = plan.unmerge(merged)
-        else:
-            last = self.changes[key].arranged(plan.regions)
-            change = plan.unmerge(merged, last, plan.merge(last))
-        self.changes[key] = Change(change.detach(), plan.regions)
-        return change
+        kept, clock = self.run.kept, self.patch.clock
+        memory = self.memories.get((clock.call, self.patch.cut, place))
+        if memory is None:
+            return kept.plan.unmerge(merged)
+        if memory.kept is not kept:
+            regions, slope = kept.plan.regions, memory.dense.slope
+            slope = None if slope is None else regions.arrange(slope)
+            memory.kept = kept
+            memory.whole = Line(clock.step, regions.arrange(memory.dense.at(clock.step)), slope)
+            memory.merged = Line(
+                clock.step, merged.detach(), None if slope is None else kept.plan.merge(slope)
+            )
+            return memory.whole.change
+        return kept.plan.unmerge(merged, memory.whole.at(clock.step), memory.merged.at(clock.step))
 
     @torch.compiler.disable
     def _remember(self, output: Any) -> None:
         """A dense step tells what the site does to each token."""
         x, self.run.before = self.run.before, None
-        if not self.patch.config.remember or not self.place.ratio:
+        if not self.patch.remembers or not self.place.ratio:
             return
-        text = self._text(x)
+        text, clock = self._text(x), self.patch.clock
         for place, y in enumerate(output if self.site.outputs else (output,)):
-            if not self.site.outputs or place in self.site.outputs:
-                change = (y - x if self.site.residual else y)[:, text:]
-                self.changes[self.patch.clock.call, self.patch.cut, place] = Change(change.detach())
+            if self.site.outputs and place not in self.site.outputs:
+                continue
+            change = (y - x if self.site.residual else y)[:, text:].detach()
+            key = (clock.call, self.patch.cut, place)
+            last = self.memories.get(key)
+            slope = (change - last.dense.change) / (clock.step - last.dense.step) if last else None
+            self.memories[key] = Memory(Line(clock.step, change, slope))
 
     def _text(self, sequence: Tensor) -> int:
         """How many tokens of a sequence, in front of the image's, are the text's."""

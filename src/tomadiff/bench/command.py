@@ -24,7 +24,7 @@ from ..families import Family, family_of
 from ..generate import write_whole
 from ..hook import denoiser
 from ..load import DTYPES, check_device, load
-from ..named import CACHES, METHODS, NAMES, OURS, configuration, pairs, parse, usual
+from ..named import CACHES, NAMES, OURS, pairs, parse, usual
 from . import expect, figures, models
 from .contenders import contender
 from .measure import Progress, rounds
@@ -187,12 +187,11 @@ def settle_expect(args: argparse.Namespace) -> None:
 def chosen(args: argparse.Namespace, family: Family) -> list[tuple[str, float]]:
     """Methods and ratios to measure."""
     measured, left_out = pairs(args.methods or usual(args.ratio, family), args.ratio, family)
-    for part, ratio in [(part, ratio) for method, ratio in measured for part in method.split("+")]:
-        name, _ = parse(part)
+    for part in [part for method, _ in measured for part in method.split("+")]:
+        name, settings = parse(part)
         if name in CACHES and args.model in models.ARCHITECTURES:
             raise ValueError(f"{part} decides by what a model computes, which random weights don't tell")
-        steps_differ = name in CACHES or (name in METHODS and configuration(part, ratio, family).dense_steps)
-        if steps_differ and not args.steps:
+        if (name in CACHES or settings.get("dense_steps")) and not args.steps:
             raise ValueError(f"{part}: steps of a generation differ, and single calls don't; add --steps")
     for line in left_out:
         print(line, file=sys.stderr)
@@ -254,6 +253,7 @@ def measure_size(
     entries = [contender(model, pipe if whole else None, *pair) for pair in todo]
     record.settings |= {entry.label: entry.settings for entry in entries}
     record.keep_steps |= {entry.method: 1 if whole else entry.keeps_plans_for for entry in entries}
+    record.dense_every |= {entry.method: 0 if whole else entry.dense_every for entry in entries}
     call = partial(generate, pipe, arguments, args.steps) if whole else step
     done = finished_rounds(record.runs, size, todo)
     numbers = [number for number in range(args.repeats) if number not in done]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ class Contender:
     ratio: float  # 0 for dense
     use: Callable[[], AbstractContextManager[Any]] = nullcontext
     patch: hook.Patch | None = None  # of what is our own: it lives on from one use to the next
+    dense_every: int = 0  # beside the calls that are timed
 
     @property
     def label(self) -> str:
@@ -53,5 +55,9 @@ def contender(model: nn.Module, pipeline: Any, method: str, ratio: float) -> Con
         target = model if pipeline is None else pipeline
         return Contender(method, ratio, lambda: switched_on(target, method, ratio))
     family = family_of(model)
-    patch = hook.Patch(model, family, configuration(method, ratio, family), pipeline)
-    return Contender(method, ratio, lambda: hook.attached(patch), patch)
+    config = configuration(method, ratio, family)
+    _, every = config.cadence(bool(config.remember))
+    if pipeline is None:  # single calls are of merged steps; what dense ones take is known
+        config = dataclasses.replace(config, remember=False, dense_steps=0, dense_every=0)
+    patch = hook.Patch(model, family, config, pipeline)
+    return Contender(method, ratio, lambda: hook.attached(patch), patch, every)

@@ -27,9 +27,10 @@ class Record:
     counts: list[figures.Row] = field(default_factory=list)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each method at each ratio
     keep_steps: dict[str, float] = field(default_factory=dict)  # for which a method keeps its plans
+    dense_every: dict[str, int] = field(default_factory=dict)  # steps that single calls leave out
 
     def rows(self) -> list[figures.Row]:
-        return figures.rows(self.runs, self.counts, self.keep_steps)
+        return figures.rows(self.runs, self.counts, self.keep_steps, self.dense_every)
 
     def save(self, path: Path) -> None:
         content = {**asdict(self), "rows": self.rows()}
@@ -42,6 +43,7 @@ class Record:
             runs = [Run(**{**run, "size": tuple(run["size"])}) for run in earlier["runs"]]
             about, counts = earlier["about"], earlier["counts"]
             settings, keep_steps = earlier.get("settings", {}), earlier["keep_steps"]
+            dense_every = earlier.get("dense_every", {})
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"can't resume {path}, which is no record of a benchmark: {error}") from error
         # through JSON and back, tuples are lists on both sides
@@ -54,7 +56,7 @@ class Record:
                 f"can't resume {path}, which was measured differently: {was}; take another --json"
             )
         self.runs, self.counts = runs, [{**row, "size": tuple(row["size"])} for row in counts]
-        self.settings, self.keep_steps = settings, keep_steps
+        self.settings, self.keep_steps, self.dense_every = settings, keep_steps, dense_every
 
 
 def finished_rounds(
