@@ -182,8 +182,8 @@ def test_merging_and_unmerging_are_cores(
     config = Config(regions=kind, region_size=4, scale=scale, unmerge=how)
     tokens = math.prod(grid)
     plan = toma.plan(features(seed, 2, tokens, 12).to(dtype), grid, ratio, config, shifted=shift)
-    sequence = features(seed + 1, 2, text + tokens, channels).to(dtype)
-    x = sequence[:, text:]  # as it is behind text, in the middle of memory
+    sequence = features(seed + 1, 2, text + tokens, channels + text).to(dtype)
+    x = sequence[:, text:, text:]  # as it is behind text, in the middle of memory
     regions, exact = plan.regions, exactly(plan)
 
     merged = merge(plan, x)
