@@ -26,7 +26,9 @@ SETTINGS = (
     "region_size",
     "assign",
     "share",
+    "remember",
     "dense_steps",
+    "dense_every",
     "shift",
     "weigh_keys",
 )
@@ -93,6 +95,8 @@ def add_picture_arguments(added: argparse.ArgumentParser, output: str) -> None:
         settings.add_argument(f"--{name}", choices=CHOICES[name])
     settings.add_argument("--region-size", type=int)
     settings.add_argument("--dense-steps", type=lambda text: float(text) if "." in text else int(text))
+    settings.add_argument("--dense-every", type=int)
+    settings.add_argument("--remember", action=argparse.BooleanOptionalAction, default=None)
     settings.add_argument("--shift", action="store_true", default=None)
     settings.add_argument("--weigh-keys", action="store_true", default=None)
 
@@ -133,11 +137,9 @@ def map_merges(args: argparse.Namespace) -> None:
     tomadiff.apply(pipe, preset=args.preset, **chosen(args))
     recorder = Recorder(pipe, args.at)
     picture, _ = draw(pipe, request, callback_on_step_end=recorder)
-    maps = recorder.maps
-    if not maps:
+    if not recorder.maps:
         raise ValueError(f"none of the {recorder.seen} steps to draw is merged: see --at and --dense-steps")
-    if args.at is None:
-        maps = [maps[0], maps[len(maps) // 2], maps[-1]]
+    maps = recorder.first_middle_last() if args.at is None else recorder.maps
     labels = [f"step {mapped.step + 1} of {recorder.seen}, {mapped.kind}" for mapped in maps]
     settings = {"prompt": request.prompt, "seed": request.seed, "tomadiff": tomadiff.report(pipe).settings}
     save(beside([merge_map(picture, mapped) for mapped in maps], labels), args.output, settings)

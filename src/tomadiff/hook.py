@@ -386,7 +386,8 @@ class SiteHook(ModelHook):
         each = self.patch.config.where != "span"
         if self.patch.dense or self.place.ratio == 0:
             self.dense_calls += 1
-            self.tokens = self.kept = call[self.argument].shape[1]
+            if self.tokens != call[self.argument].shape[1]:  # else, what merging kept is the better news
+                self.tokens = self.kept = call[self.argument].shape[1]
             if first or each:
                 self.run.before = call[self.argument]
             output = self.fn_ref.original_forward(**call)

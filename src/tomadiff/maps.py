@@ -45,6 +45,10 @@ class Recorder:
             self.maps += self._current(step)
         return inputs
 
+    def first_middle_last(self) -> list[MergeMap]:
+        """Of the steps in which tokens were merged."""
+        return [self.maps[0], self.maps[len(self.maps) // 2], self.maps[-1]]
+
     def _current(self, step: int) -> list[MergeMap]:
         """The plan at the finest grid, first kind of site; none in a step that was left dense."""
         if self.patch.dense:

@@ -11,7 +11,7 @@ from .hook import Patch
 
 @dataclass(frozen=True)
 class SiteReport:
-    """One site: the tokens it was given and those that it ran on when last called, and how often that was."""
+    """One site: the tokens it was given and those that it ran on when last merged, and how often it ran."""
 
     name: str
     kind: str

@@ -68,12 +68,12 @@ def show(name: str, folder: Path, prompts: list[str], steps: int) -> None:
     settings = {"model": name, "prompts": prompts, "seed": 1, "steps": steps, "ratios": RATIOS}
     save(contact_sheet(big, columns, prompts, captions), folder / f"{name}.png", settings)
     print(f"  pictures: {folder / name}.png")
-    chosen = [0, steps // 2, steps - 1]
     with tomadiff.merged(pipe, ratio=0.5):
-        recorder = Recorder(pipe, chosen)
+        recorder = Recorder(pipe)
         picture, _ = draw(pipe, requests[0], callback_on_step_end=recorder)
-    maps = [merge_map(picture, mapped) for mapped in recorder.maps]
-    labels = [f"{prompts[0]}, step {mapped.step + 1} of {steps}" for mapped in recorder.maps]
+    chosen = recorder.first_middle_last()
+    maps = [merge_map(picture, mapped) for mapped in chosen]
+    labels = [f"{prompts[0]}, step {mapped.step + 1} of {steps}" for mapped in chosen]
     save(beside(maps, labels), folder / f"{name}-merge-map.png", settings | {"ratio": 0.5})
     print(f"  merge map: {folder / name}-merge-map.png")
 
