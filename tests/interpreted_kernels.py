@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipelines import denoiser, draw, make
 from torch import Tensor
 
+import tomadiff
 from tomadiff import Config, core
 from tomadiff.core import Plan, cut, similarity, slots
 from tomadiff.core.select import TIE
@@ -245,3 +247,17 @@ def test_gradients_go_through_a_fused_plan() -> None:
     changed = plain.unmerge(2 * plain.merge(arranged), arranged, plain.merge(arranged))
     plain.regions.restore(changed).square().sum().backward()
     torch.testing.assert_close(whole.grad, again.grad)
+
+
+@pytest.mark.parametrize("where", ["span", "module"])
+@pytest.mark.parametrize("name", ["sdxl", "flux"])
+def test_pipelines_draw_the_same_with_kernels(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole generation that remembers, on ragged grids."""
+    drawn = []
+    for used in "01":
+        monkeypatch.setenv("TOMADIFF_KERNELS", used)
+        pipe = tomadiff.apply(make(name), ratio=0.5, where=where, region_size=3)
+        drawn.append(draw(pipe, steps=8, size=(128, 112), guidance=1.0))
+        plans = denoiser(pipe)._tomadiff.plans.values()
+        assert {isinstance(kept.plan, Fused) for kept in plans} == {used == "1"}
+    torch.testing.assert_close(*drawn, atol=1e-3, rtol=1e-3)

@@ -61,7 +61,8 @@ class Recorder:
             (key for key in keys if key.batch == keys[-1].batch), key=lambda key: math.prod(key.grid)
         )
         plan = self.patch.plans[finest].plan
-        regions = torch.arange(plan.regions.count).repeat_interleave(plan.regions.size).reshape(1, -1, 1)
+        layout = getattr(plan, "plan", plan).regions  # a fused plan holds the one with the regions
+        regions = torch.arange(layout.count).repeat_interleave(layout.size).reshape(1, -1, 1)
         return [
             MergeMap(
                 step=step,
@@ -69,6 +70,6 @@ class Recorder:
                 grid=finest.grid,
                 destinations=plan.destinations[self.sample].cpu(),
                 owners=plan.owners()[self.sample].cpu(),
-                regions=plan.regions.restore(regions.to(plan.destinations.device)).flatten().cpu(),
+                regions=layout.restore(regions.to(plan.destinations.device)).flatten().cpu(),
             )
         ]

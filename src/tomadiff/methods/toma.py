@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .. import kernels
 from ..config import Config
 from ..core import (
     Plan,
+    Reduction,
+    Regions,
     Slots,
     assign,
     cut,
@@ -27,14 +30,12 @@ def plan(
     shifted: bool = False,
     depth: float = 0.0,
     destinations: Tensor | None = None,
-) -> Plan:
+) -> Reduction:
     """A plan for features [B, N, C] on a grid of tokens; given `destinations` [B, K], only new weights."""
     regions = cut(grid, config.regions, config.region_size, shifted, features.device)
     places = slots(regions.lengths, ratio, features.device)
     if destinations is None:
-        split = regions.split(regions.arrange(features))
-        picks = facility_location(similarity(split), places.size, _each(regions.real, split))
-        destinations = places.pack(regions.tokens_at(picks))
+        destinations = _choose(features, regions, places)
     if config.assign == "global":
         regions = cut(grid, "global", config.region_size, False, features.device)
         places = Slots(regions=1, kept=destinations.shape[1], size=destinations.shape[1])
@@ -48,9 +49,25 @@ def plan(
     )
     merging = merging_matrix(assignment)
     unmerging = unmerging_matrix(assignment, merging, config.unmerge)
-    return Plan(
+    plan = Plan(
         regions, places, destinations, assignment, merging.to(features.dtype), unmerging.to(features.dtype)
     )
+    if not kernels.usable(features, regions.size):
+        return plan
+    from ..kernels.plan import Fused  # brings Triton
+
+    return Fused(plan, cut(grid, "global", config.region_size, False, features.device))
+
+
+def _choose(features: Tensor, regions: Regions, places: Slots) -> Tensor:
+    """[B, K] destinations, by facility location in each region."""
+    if kernels.usable(features, regions.size):
+        from ..kernels.select import destinations  # brings Triton
+
+        return destinations(features, regions, places)
+    split = regions.split(regions.arrange(features))
+    picks = facility_location(similarity(split), places.size, _each(regions.real, split))
+    return places.pack(regions.tokens_at(picks))
 
 
 def _each(mask: Tensor | None, split: Tensor) -> Tensor | None:
