@@ -281,7 +281,8 @@ def test_cases_show_the_best_the_median_and_the_worst() -> None:
         asked.append(row["prompt"])
         return Image.new("RGB", (16, 16))
 
-    assert cases(rows, [REFERENCE, MERGED], read).width > 200
+    sheet = cases(rows, [REFERENCE, MERGED], read, side=100)
+    assert sheet.width > 300 and 200 < sheet.height < 300, "three cases, two ways"
     assert asked == ["b", "b", "c", "c", "a", "a"]
 
 

@@ -156,9 +156,8 @@ def pareto(points: Sequence[tuple[float, float]], higher_is_better: bool) -> lis
 def cases(
     rows: Sequence[Row], ways: Sequence[Way], read: Any, metric: str = "psnr", side: int = 128
 ) -> Image.Image | None:
-    """A contact sheet: the best, the median and the worst case of the first way that is not dense.
-
-    None if nothing is drawn in every way yet.
+    """A contact sheet, a row for each way: the best, the median and the worst case of the first that is not
+    dense. None if nothing is drawn in every way yet.
     """
     shown = [REFERENCE, *(way for way in ways if way != REFERENCE)]
     drawn = [{case_of(row) for row in rows if (row["way"], row["ratio"]) == way} for way in shown]
@@ -176,7 +175,8 @@ def cases(
         dense, *others = (_same(rows, case, way) for way in shown)
         pictures.append([_thumbnail(read(row), side) for row in (dense, *others)])
         captions.append([case["prompt"], *(f"{row[metric]:.1f}" for row in others)])
-    return contact_sheet(pictures, [label(*way) for way in shown], list(chosen), captions)
+    by_way, said = [list(row) for row in zip(*pictures)], [list(row) for row in zip(*captions)]
+    return contact_sheet(by_way, list(chosen), [label(*way) for way in shown], said)
 
 
 def _same(rows: Sequence[Row], case: Row, way: Way) -> Row:
