@@ -80,7 +80,7 @@ class Config:
     share ("block"): one plan for each block (or module, or span), or one for all sites of a "kind" and
         resolution.
     remember ("auto"): let each site keep what it did to each token in dense steps, forecast from that what
-        it does next, and take from merged tokens only how that goes wrong. Takes memory: three times the
+        it does next, and take from merged tokens only how that goes wrong. Takes memory: four times the
         tokens of each site, or span. "auto" does so in generations of 8 steps or more whose pipeline is
         known; in shorter ones, and in a bare model, tokens are merged in every step.
     dense_steps (2 where sites remember, else 0): leave the first so many steps dense (an int), or this share

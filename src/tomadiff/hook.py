@@ -499,13 +499,14 @@ class SiteHook(ModelHook):
         if memory is None:
             return kept.plan.unmerge(merged)
         if memory.kept is not kept:
-            regions, slope = kept.plan.regions, memory.dense.slope
-            slope = None if slope is None else regions.arrange(slope)
-            memory.kept = kept
-            memory.whole = Line(clock.step, regions.arrange(memory.dense.at(clock.step)), slope)
-            memory.merged = Line(
-                clock.step, merged.detach(), None if slope is None else kept.plan.merge(slope)
-            )
+            dense, plan = memory.dense, kept.plan
+            slope = None if dense.slope is None else plan.regions.arrange(dense.slope)
+            memory.kept, memory.dense = (
+                kept,
+                Line(dense.step, dense.change),
+            )  # its slope lives on in the others
+            memory.whole = Line(clock.step, plan.regions.arrange(dense.at(clock.step)), slope)
+            memory.merged = Line(clock.step, merged.detach(), None if slope is None else plan.merge(slope))
             return memory.whole.change
         return kept.plan.unmerge(merged, memory.whole.at(clock.step), memory.merged.at(clock.step))
 

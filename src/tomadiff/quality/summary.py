@@ -121,11 +121,11 @@ def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> No
 
     points = [line for line in lines if line.get(metric) is not None and line["speedup"]]
     figure, axis = pyplot.subplots(figsize=(8.5, 5.2), dpi=110)
-    for way in dict.fromkeys(line["way"] for line in points):
+    for number, way in enumerate(dict.fromkeys(line["way"] for line in points)):
         mine = sorted((line for line in points if line["way"] == way), key=lambda line: line["ratio"])
         curve = [(line["speedup"], line[metric]) for line in mine]
         ours = any(parse(part)[0] == OURS for part in way.split("+"))
-        axis.plot(*zip(*curve), marker="o", linewidth=2.2 if ours else 1.3, label=way)
+        axis.plot(*zip(*curve), marker="os^Dv"[number // 10 % 5], linewidth=2.2 if ours else 1.3, label=way)
     axis.axvline(1, color="grey", linewidth=1, label="dense", zorder=0)
     front = pareto(
         [(line["speedup"], line[metric]) for line in points if line["speedup"] > 1], METRICS[metric][2]
