@@ -105,6 +105,21 @@ def test_contenders_take_turns_and_are_switched_off_again() -> None:
     assert [p.done for p in told] == [1, 2, 3, 4, 5, 6] and told[-1].left == 0
 
 
+def test_dense_steps_count_in_what_a_generation_saves() -> None:
+    runs = [run("dense", 0.0, 0, 1.0), run("tomadiff", 0.5, 0, 0.5)]
+    rows = figures.rows(runs, [], {}, {"tomadiff": 3})
+    assert rows[1]["speedup"] == 2 and rows[1]["generation_speedup"] == 1.5  # 3 calls take 1 + 0.5 + 0.5
+    assert "| 1.50x |" in figures.table(rows, "call")
+    assert figures.words(rows) == ["at 64 x 64 on this device merging at 0.5 saves 33%: worth it"]
+    assert "generation" not in figures.table(figures.rows(runs, [], {}), "call")
+
+
+def test_single_calls_are_of_merged_steps() -> None:
+    entry = contender(denoiser(make("sd1")), None, "tomadiff", 0.5)
+    assert entry.dense_every == 3 and entry.config.dense_every == 0 and not entry.config.remember
+    assert contender(denoiser(make("sd1")), None, "tome", 0.5).dense_every == 0
+
+
 def test_plans_that_are_kept_are_timed_apart_and_others_in_the_call() -> None:
     model = denoiser(make("sd1"))
     call = bare_call(model)
@@ -114,7 +129,7 @@ def test_plans_that_are_kept_are_timed_apart_and_others_in_the_call() -> None:
     def step(n: int) -> Any:
         return model(**{**call, "timestep": table[n]})
 
-    entries = [contender(model, None, name, 0.5) for name in ("tomadiff", "tome")]
+    entries = [contender(model, None, name, 0.5) for name in ("tomadiff:share=kind", "tome")]
     for runs in rounds(step, entries, (128, 128), [0, 1, 2], torch.device("cpu"), False, lambda _: None):
         kept, every = sorted(runs, key=lambda r: r.method)
         assert kept.plan_seconds > 0 and every.plan_seconds > 0
@@ -173,7 +188,7 @@ def test_the_command_writes_a_table_json_csv_and_a_plot(
     content = json.loads((tmp_path / "out.json").read_text())
     ours = next(row for row in content["rows"] if (row["method"], row["ratio"]) == ("tomadiff", 0.5))
     assert ours["model_flops"] > 1e8 and 0 < ours["overhead_flops_share"] < 0.05
-    assert ours["launches_added"] > 10 and ours["expected_speedup"] > 0.5 and ours["keep_steps"] == 5
+    assert ours["launches_added"] > 10 and ours["expected_speedup"] > 0.5 and ours["keep_steps"] == 6
     rows = list(csv.DictReader((tmp_path / "out.csv").open()))
     assert len(rows) == len(content["runs"]) == 2 * (1 + 2 * 6 + 1)
     assert rows[0]["torch"] == torch.__version__ and rows[0]["processor"] and rows[0]["size"] == "32x48"
@@ -197,7 +212,7 @@ def test_resuming_keeps_finished_rounds_and_adds_the_missing_ones(tmp_path: Path
     assert second[:2] == first[:2] and second[2:4] != first[2:]
     assert [r["round"] for r in second] == [0, 0, 1, 1, 2, 2]
     assert all({second[i]["method"], second[i + 1]["method"]} == {"dense", "tomadiff"} for i in (0, 2, 4))
-    assert json.loads(file.read_text())["keep_steps"]["tomadiff"] == 5
+    assert json.loads(file.read_text())["keep_steps"]["tomadiff"] == 6
 
 
 def test_rounds_with_other_methods_are_not_added_to_a_file(

@@ -179,7 +179,7 @@ def test_merging_saves_flops_of_the_model_and_none_of_its_launches() -> None:
 
 
 def test_reused_plans_cost_merging_and_unmerging_alone() -> None:
-    cycle = counted()
+    cycle = counted(refresh_destinations=4, refresh_weights=2)
     assert cycle.reusing.of("plan") == (0, 0, 0)
     assert cycle.reusing.of("merge", "unmerge") == cycle.planning.of("merge", "unmerge")
     assert 0 < cycle.refreshing.of("plan").launches < cycle.planning.of("plan").launches
