@@ -156,14 +156,16 @@ def pareto(points: Sequence[tuple[float, float]], higher_is_better: bool) -> lis
 def cases(
     rows: Sequence[Row], ways: Sequence[Way], read: Any, metric: str = "psnr", side: int = 128
 ) -> Image.Image | None:
-    """A contact sheet, a row for each way: the best, the median and the worst case of the first that is not
-    dense. None if nothing is drawn in every way yet.
+    """A contact sheet, a row for each way: the best, the median and the worst case of the first that is our
+    own, or else that is not dense. None if nothing is drawn in every way yet.
     """
     shown = [REFERENCE, *(way for way in ways if way != REFERENCE)]
     drawn = [{case_of(row) for row in rows if (row["way"], row["ratio"]) == way} for way in shown]
     common = set.intersection(*drawn)
+    ours = [way for way in shown if any(parse(part)[0] == OURS for part in way[0].split("+"))]
+    judge = ours[0] if ours else shown[1]
     judged = sorted(
-        (row for row in rows if (row["way"], row["ratio"]) == shown[1] and case_of(row) in common),
+        (row for row in rows if (row["way"], row["ratio"]) == judge and case_of(row) in common),
         key=lambda row: row[metric],
         reverse=METRICS[metric][2],
     )
