@@ -29,6 +29,17 @@ from .sites import Place, find
 HOOK = "tomadiff"  # our name in diffusers' hook registries
 # caches that act around whole blocks; their hooks go around ours if they are enabled after ours are on
 BLOCK_CACHES = ("FirstBlockCacheConfig", "MagCacheConfig")
+BLOCK_CACHE_HOOKS = ("fbc_", "mag_cache_")  # how their names start
+# hooks on attention, or on its queries, that keep tokens from step to step or take them for a grid
+INSIDE_BLOCKS = (
+    *("pyramid_attention_broadcast", "faster_cache_block", "taylorseer_cache"),
+    "smoothed_energy_guidance_hook",
+)
+# processors that keep attention maps, which their pipelines lay over the image
+KEEP_MAPS = (
+    *("CrossAttnStoreProcessor", "AttendExciteAttnProcessor"),
+    *("LEDITSCrossAttnProcessor", "Pix2PixZeroAttnProcessor"),
+)
 PATCH = "_tomadiff"  # the model's attribute that holds its Patch
 
 
@@ -174,8 +185,9 @@ class Patch:
                 hook.memories.clear()
         self.tables.clear()
         self.block_input = None
-        for hook in self.sites:  # an exception may have ended the last call on the way
-            hook.run.clear()
+        for hook in self.sites:
+            hook.run.clear()  # an exception may have ended the last call on the way
+            hook.settle()
         if self.clock.generation != generation:
             self._begin()
         self.dense = self._is_dense(self.clock.step)
@@ -183,6 +195,7 @@ class Patch:
         self.cut = any(call.get(name) is not None for name in self.family.between_blocks) or any(
             len(hook.place.module._diffusers_hook.hooks) > 1 for hook in self.sites
         )
+        self._check_modules()
         self._check_caches()
         if torch.is_grad_enabled() and any(
             getattr(m, "gradient_checkpointing", False) for m in model.modules()
@@ -195,6 +208,16 @@ class Patch:
         if self._grid[0] is not source:
             self._grid = (source, self.family.grid(self.model, source))
 
+    def _check_modules(self) -> None:
+        """LoRA puts layers of its own in the place of linear ones, and unloading puts those back."""
+        for place in (hook.place for hook in self.sites if hook.site.path):
+            module = getattr(place.block, place.site.path)
+            if getattr(module, "_orig_mod", module) is not place.module:
+                raise ConfigError(
+                    f"{place.name} is another module than when merging was applied, as after loading or "
+                    "unloading a LoRA: call tomadiff.apply again"
+                )
+
     def _check_caches(self) -> None:
         """Caches must be around merging: what they keep from step to step has to be whole tokens."""
         cache = getattr(self.model, "_cache_config", None)
@@ -203,9 +226,7 @@ class Patch:
                 f"{type(cache).__name__} caches inside blocks, where tokens are merged and others at every "
                 f"refresh: call disable_cache(), or use one of {', '.join(BLOCK_CACHES)}"
             )
-        if cache is not None and any(
-            hook.place.module._diffusers_hook._hook_order[0] != HOOK for hook in self.sites
-        ):
+        if any(name.startswith(BLOCK_CACHE_HOOKS) for hook in self.sites for name in hook.inside()):
             raise ConfigError(
                 "the cache would keep merged tokens, which are others at every refresh: "
                 "call disable_cache(), then tomadiff.apply, and enable_cache() after it"
@@ -374,8 +395,38 @@ class SiteHook(ModelHook):
         self.parameters = parameter_names(place.module)
         self.argument = self.site.tokens or self.parameters[0]
         self.run = Run([self])
-        self.memories: dict[tuple[int, bool, int], Memory] = {}  # by call of the step, cut or not, and output
+        self.attentions = [module for module in place.module.modules() if hasattr(module, "processor")]
+        # by call of the step, cut or not, output, and batch, which shrinks where guidance ends on the way
+        self.memories: dict[tuple[int, bool, int, int], Memory] = {}
         self.tokens = self.kept = self.calls = self.dense_calls = 0
+
+    def register(self) -> None:
+        HookRegistry.check_if_exists_or_initialize(self.place.module).register_hook(self, HOOK)
+        self.forward = self.fn_ref.forward
+
+    def settle(self) -> None:
+        """Stay in place: diffusers, taking a hook off from under ours, puts what is left in our place."""
+        if self.fn_ref.forward is not self.forward:
+            self.fn_ref.original_forward, self.fn_ref.forward = self.fn_ref.forward, self.forward
+
+    def unregister(self) -> None:
+        self.settle()
+        module, registry = self.place.module, self.place.module._diffusers_hook
+        around = registry._fn_refs[registry._hook_order.index(HOOK) + 1 :][:1]
+        forwards = [outer.forward for outer in around]
+        registry.remove_hook(HOOK, recurse=False)
+        for outer, forward in zip(around, forwards):  # it stays in place, too
+            if outer.original_forward is not None:
+                outer.original_forward, outer.forward = outer.forward, forward
+        if not registry.hooks:
+            del module._diffusers_hook
+            if getattr(module.forward, "__func__", None) is type(module).forward:
+                del module.forward  # the registry put the class's own method there
+
+    def inside(self) -> list[str]:
+        """The hooks that others put on the module before ours."""
+        order = self.place.module._diffusers_hook._hook_order
+        return order[: order.index(HOOK)]
 
     @torch.compiler.disable(recursive=False)
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -458,8 +509,31 @@ class SiteHook(ModelHook):
                     f"{self.place.name} was called with {mask}, a mask over image tokens, which merged ones "
                     "can't have: call the model without it, or tomadiff.remove first"
                 )
+        self._check_attention()
         if site.weigh_keys is not None and kept.key_bias is not None:
             site.weigh_keys(call, kept.key_bias, self.run.text)
+
+    def _check_attention(self) -> None:
+        """Some things that others do to attention can't be done to merged tokens."""
+        for attention in self.attentions:
+            processor = type(attention.processor).__name__
+            if processor in KEEP_MAPS:
+                raise ConfigError(
+                    f"{self.place.name} has a {processor}, whose attention maps have to be of all tokens: "
+                    "leave it dense, with a ratio for the other levels, as in ratio={1: 0.5, 2: 0.5, 4: 0.5}"
+                )
+            if processor.startswith("PAG") and (self.site.keys_only or self.patch.config.weigh_keys):
+                raise ConfigError(
+                    f"{self.place.name} has a {processor}, which takes neither merged keys nor weights for "
+                    'them: use where="span", "block" or "module", and no weigh_keys'
+                )
+            for module in (attention, getattr(attention, "to_q", None)):
+                for name in getattr(getattr(module, "_diffusers_hook", None), "hooks", ()):
+                    if name in INSIDE_BLOCKS:
+                        raise ConfigError(
+                            f"{self.place.name} has a hook inside, {name}, which needs all tokens, and the "
+                            "same in every step: take it off, or tomadiff.remove first"
+                        )
 
     @torch.compiler.disable
     def _unmerge(self, output: Any, last: bool) -> Any:
@@ -495,7 +569,7 @@ class SiteHook(ModelHook):
         the first merged step on.
         """
         kept, clock = self.run.kept, self.patch.clock
-        memory = self.memories.get((clock.call, self.patch.cut, place))
+        memory = self.memories.get((clock.call, self.patch.cut, place, len(merged)))
         if memory is None:
             return kept.plan.unmerge(merged)
         if memory.kept is not kept:
@@ -521,7 +595,7 @@ class SiteHook(ModelHook):
             if self.site.outputs and place not in self.site.outputs:
                 continue
             change = (y - x if self.site.residual else y)[:, text:].detach()
-            key = (clock.call, self.patch.cut, place)
+            key = (clock.call, self.patch.cut, place, len(change))
             last = self.memories.get(key)
             slope = (change - last.dense.change) / (clock.step - last.dense.step) if last else None
             self.memories[key] = Memory(Line(clock.step, change, slope))
@@ -568,7 +642,7 @@ def denoiser(target: Any) -> tuple[nn.Module, Any]:
 def attach(patch: Patch) -> None:
     """Put the hooks on."""
     for hook in patch.sites:
-        HookRegistry.check_if_exists_or_initialize(hook.place.module).register_hook(hook, HOOK)
+        hook.register()
     # the model itself is watched by torch's hooks: offloading replaces its forward after every generation
     patch.handles = [
         patch.model.register_forward_pre_hook(patch.before_model, with_kwargs=True),
@@ -590,7 +664,7 @@ def detach(patch: Patch) -> None:
     for handle in patch.handles:
         handle.remove()
     for hook in patch.sites:
-        _unregister(hook.place.module)
+        hook.unregister()
     delattr(patch.model, PATCH)
     del patch.model.__deepcopy__
 
@@ -603,15 +677,6 @@ def attached(patch: Patch) -> Iterator[None]:
         yield
     finally:
         detach(patch)
-
-
-def _unregister(module: nn.Module) -> None:
-    registry: HookRegistry = module._diffusers_hook
-    registry.remove_hook(HOOK, recurse=False)
-    if not registry.hooks:
-        del module._diffusers_hook
-        if getattr(module.forward, "__func__", None) is type(module).forward:
-            del module.forward  # the registry put the class's own method there
 
 
 def _copy(patch: Patch, memo: dict[int, Any]) -> nn.Module:

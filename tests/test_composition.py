@@ -1,0 +1,645 @@
+"""Beside other things that people do to pipelines: both work, or an error says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import pytest
+import torch
+from diffusers import (
+    ControlNetModel,
+    DDIMScheduler,
+    DiffusionPipeline,
+    EulerDiscreteScheduler,
+    FirstBlockCacheConfig,
+    FluxControlNetModel,
+    FluxControlNetPipeline,
+    FluxImg2ImgPipeline,
+    FluxInpaintPipeline,
+    HeunDiscreteScheduler,
+    LCMScheduler,
+    MagCacheConfig,
+    PyramidAttentionBroadcastConfig,
+    SD3ControlNetModel,
+    SD3Transformer2DModel,
+    StableDiffusion3ControlNetPipeline,
+    StableDiffusion3Img2ImgPipeline,
+    StableDiffusion3InpaintPipeline,
+    StableDiffusion3PAGPipeline,
+    StableDiffusionControlNetPipeline,
+    StableDiffusionImg2ImgPipeline,
+    StableDiffusionInpaintPipeline,
+    StableDiffusionPAGPipeline,
+    StableDiffusionPipeline,
+    StableDiffusionSAGPipeline,
+    StableDiffusionXLControlNetPipeline,
+    StableDiffusionXLImg2ImgPipeline,
+    StableDiffusionXLInpaintPipeline,
+    StableDiffusionXLPAGPipeline,
+)
+from diffusers.hooks import (
+    SmoothedEnergyGuidanceConfig,
+    apply_first_block_cache,
+    apply_pyramid_attention_broadcast,
+)
+from diffusers.hooks.smoothed_energy_guidance_utils import _apply_smoothed_energy_guidance_hook
+from peft import LoraConfig, get_peft_model_state_dict
+from pipelines import WIDTH, bare_call, denoiser, draw, make, text, vae
+from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+import tomadiff
+from tomadiff.errors import ConfigError
+
+# every family as it is by default, and other depths on a UNet and on a transformer
+PAIRS = [
+    *(("sd1", "span"), ("sdxl", "span"), ("sd3", "span"), ("flux", "span")),
+    *(("sdxl", "module"), ("sd1", "kv"), ("flux", "block"), ("sd3", "module"), ("flux", "kv")),
+]
+UNETS = [pair for pair in PAIRS if pair[0] in ("sd1", "sdxl")]
+Draw = Callable[[], Tensor]
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+def reduced(target: Any) -> bool:
+    """Whether every site ran, and on fewer tokens than it was given."""
+    sites = tomadiff.report(target).sites
+    return all(site.calls > site.dense_calls and site.kept < site.tokens for site in sites)
+
+
+def check(pipe: DiffusionPipeline, run: Draw, **settings: Any) -> Tensor:
+    """What all combinations promise: merging happens, repeats, and is gone without a trace; the picture."""
+    dense = run()
+    tomadiff.apply(pipe, ratio=0.5, **settings)
+    merged = run()
+    assert reduced(pipe)
+    assert merged.isfinite().all() and merged.shape == dense.shape
+    assert distance(merged, dense) > 1e-4, "merging must change the picture"
+    assert torch.equal(run(), merged)
+    tomadiff.remove(pipe)
+    assert torch.equal(run(), dense), "bit-exact"
+    return merged
+
+
+def parts(pipe: DiffusionPipeline, kind: type, **more: Any) -> dict[str, Any]:
+    """The components of a pipeline that another kind takes, for it to be made of."""
+    names = kind.__init__.__annotations__
+    taken = {name: part for name, part in pipe.components.items() if name in names}
+    return taken | ({"requires_safety_checker": False} if "requires_safety_checker" in names else {}) | more
+
+
+def remade(pipe: DiffusionPipeline, kind: type, **more: Any) -> DiffusionPipeline:
+    other = kind(**parts(pipe, kind, **more))
+    other.set_progress_bar_config(disable=True)
+    return other
+
+
+def prompt(pipe: DiffusionPipeline, **more: Any) -> dict[str, Any]:
+    """Arguments for the call of any pipeline, two steps from a fixed seed, with guidance."""
+    (embeds, pooled), (negative, negative_pooled) = text(0), text(999)
+    call = {"prompt_embeds": embeds, "negative_prompt_embeds": negative}
+    if "pooled_prompt_embeds" in type(pipe).__call__.__annotations__:
+        call |= {"pooled_prompt_embeds": pooled, "negative_pooled_prompt_embeds": negative_pooled}
+    call |= {"num_inference_steps": 2, "output_type": "latent", "generator": torch.Generator().manual_seed(0)}
+    guidance = "true_cfg_scale" if "Flux" in type(pipe).__name__ else "guidance_scale"
+    return {**call, guidance: 3.0, **more}
+
+
+def picture(seed: int = 0, size: int = 128, channels: int = 3) -> Tensor:
+    return torch.rand(1, channels, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+# -- LoRA --------------------------------------------------------------------------------------------------
+
+
+def lora(name: str) -> dict[str, Tensor]:
+    """Weights of a LoRA on attention and MLPs, as a training would save them."""
+    layers = ["to_q", "to_k", "to_v", "to_out.0", "net.0.proj", "net.2", "proj_mlp", "proj_out"]
+    model = denoiser(make(name))
+    model.add_adapter(LoraConfig(r=4, lora_alpha=16, target_modules=layers, init_lora_weights=False))
+    prefix = "unet" if name in ("sd1", "sdxl") else "transformer"
+    return {f"{prefix}.{key}": value for key, value in get_peft_model_state_dict(model).items()}
+
+
+@pytest.mark.parametrize(("name", "where"), PAIRS)
+def test_a_lora_acts_on_merged_tokens_alike_before_and_after_apply_and_comes_off(
+    name: str, where: str
+) -> None:
+    weights, pipe = lora(name), make(name)
+    dense, plain = draw(pipe), draw(tomadiff.apply(make(name), where=where))
+    pipe.load_lora_weights(dict(weights))
+    loaded_before = check(pipe, lambda: draw(pipe), where=where)
+    assert distance(loaded_before, plain) > 1e-3, "the LoRA changes the merged picture"
+    pipe.unload_lora_weights()
+    tomadiff.apply(pipe, where=where)
+    assert torch.equal(draw(pipe), plain)
+    pipe.load_lora_weights(dict(weights))
+    assert torch.equal(draw(pipe), loaded_before)
+    pipe.unload_lora_weights()
+    assert torch.equal(draw(pipe), plain), "unloading gives back the merged picture"
+    assert torch.equal(draw(tomadiff.remove(pipe)), dense)
+
+
+@pytest.mark.parametrize("name", ["sd1", "sdxl", "sd3", "flux"])
+def test_a_fused_lora_acts_as_one_that_is_loaded(name: str) -> None:
+    pipe = tomadiff.apply(make(name), ratio=0.5)
+    plain = draw(pipe)
+    pipe.load_lora_weights(lora(name))
+    loaded = draw(pipe)
+    pipe.fuse_lora()
+    fused = draw(pipe)
+    assert reduced(pipe)
+    assert (
+        float((fused - loaded).norm() / loaded.norm()) < 0.05 < float((fused - plain).norm() / plain.norm())
+    )
+    pipe.unfuse_lora()
+    pipe.unload_lora_weights()
+    assert float((draw(pipe) - plain).norm() / plain.norm()) < 0.05
+
+
+def test_a_lora_in_the_place_of_a_merged_layer_is_refused_until_apply_is_called_again() -> None:
+    """Flux's proj_mlp is a site of its own with modules="mlp", and peft puts another module in its place."""
+    settings = {"where": "module", "modules": "mlp"}
+    pipe = tomadiff.apply(make("flux"), **settings)
+    plain = draw(pipe)
+    pipe.load_lora_weights(lora("flux"))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"tomadiff\.apply again"):
+            draw(pipe)
+    assert distance(draw(tomadiff.apply(pipe, **settings)), plain) > 1e-3
+    pipe.unload_lora_weights()
+    with pytest.raises(ConfigError, match=r"tomadiff\.apply again"):
+        draw(pipe)
+    assert torch.equal(draw(tomadiff.apply(pipe, **settings)), plain)
+
+
+# -- other inputs ------------------------------------------------------------------------------------------
+
+
+def controlled(name: str) -> DiffusionPipeline:
+    """A pipeline with a ControlNet whose last layers are not zero, so that it has something to say."""
+    pipe = make(name)
+    model = denoiser(pipe)
+    if name in ("sd1", "sdxl"):
+        net = ControlNetModel.from_unet(model, conditioning_channels=3)
+    elif name == "sd3":
+        net = SD3ControlNetModel.from_transformer(model, num_layers=2, num_extra_conditioning_channels=0)
+    else:  # whose widths are Flux.1's unless told otherwise
+        width = {"attention_head_dim": 16, "num_attention_heads": 2}
+        net = FluxControlNetModel.from_transformer(model, num_layers=2, num_single_layers=2, **width)
+    for parameter in net.parameters():
+        if not parameter.any():
+            nn.init.normal_(parameter, std=0.1)
+    kinds = {
+        "sd1": StableDiffusionControlNetPipeline,
+        "sdxl": StableDiffusionXLControlNetPipeline,
+        "sd3": StableDiffusion3ControlNetPipeline,
+        "flux": FluxControlNetPipeline,
+    }
+    return remade(pipe, kinds[name], controlnet=net)
+
+
+@pytest.mark.parametrize(("name", "where"), PAIRS)
+def test_controlnet_pipelines_are_merged_and_obey_their_control(name: str, where: str) -> None:
+    pipe = controlled(name)
+    control = "control_image" if name in ("sd3", "flux") else "image"
+
+    def run(seed: int = 0) -> Tensor:
+        size = {"height": 128, "width": 128}
+        torch.manual_seed(0)  # SD3's encodes the control with noise that no generator can be given for
+        return pipe(**prompt(pipe), **{control: picture(seed)}, **size).images
+
+    merged = check(pipe, run, where=where)
+    tomadiff.apply(pipe, where=where)
+    assert distance(run(1), merged) > 1e-4, "another control, another picture"
+
+
+def test_a_controlnet_itself_is_not_merged_and_no_model_to_apply_to() -> None:
+    pipe = controlled("sd1")
+    tomadiff.apply(pipe)
+    assert not any(hasattr(module, "_diffusers_hook") for module in pipe.controlnet.modules())
+    with pytest.raises(tomadiff.errors.UnsupportedModelError):
+        tomadiff.apply(pipe.controlnet)
+
+
+def ip_adapter(pipe: DiffusionPipeline) -> dict[str, dict[str, Tensor]]:
+    """Weights of an IP-Adapter that takes image embeddings of width 8, as its checkpoints name them."""
+    model, generator = denoiser(pipe), torch.Generator().manual_seed(5)
+
+    def some(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) / 4
+
+    projection = {"proj.weight": some(4 * WIDTH, 8), "proj.bias": some(4 * WIDTH)}
+    projection |= {"norm.weight": torch.ones(WIDTH), "norm.bias": torch.zeros(WIDTH)}
+    attention, unet = {}, hasattr(pipe, "unet")
+    attended = "attn2.processor" if unet else ".attn.processor"
+    names = [n for n in model.attn_processors if n.endswith(attended) and not n.startswith("single")]
+    for number, name in enumerate(names):
+        width = model.get_submodule(name.removesuffix(".processor")).to_q.in_features
+        for part in ("to_k_ip", "to_v_ip"):
+            key = f"{1 + 2 * number if unet else number}.{part}"
+            attention |= {f"{key}.weight": some(width, WIDTH)} | (
+                {} if unet else {f"{key}.bias": some(width)}
+            )
+    return {"image_proj": projection, "ip_adapter": attention}
+
+
+@pytest.mark.parametrize(("name", "where"), [pair for pair in PAIRS if pair[0] != "sd3"])
+def test_an_ip_adapter_acts_on_merged_tokens_alike_before_and_after_apply(name: str, where: str) -> None:
+    pipe = make(name)
+
+    def load(pipe: DiffusionPipeline) -> None:
+        denoiser(pipe)._load_ip_adapter_weights([ip_adapter(pipe)])
+
+    def run(pipe: DiffusionPipeline, seed: int = 0) -> Tensor:
+        embeds = torch.randn(1, 1, 8, generator=torch.Generator().manual_seed(seed))
+        if name == "flux":
+            images = {"ip_adapter_image_embeds": [embeds], "negative_ip_adapter_image_embeds": [0 * embeds]}
+        else:  # the negative ones first
+            images = {"ip_adapter_image_embeds": [torch.cat([0 * embeds, embeds])]}
+        return draw(pipe, **images)
+
+    load(pipe)
+    loaded_before = check(pipe, lambda: run(pipe), where=where)
+    pipe = tomadiff.apply(make(name), where=where)
+    load(pipe)
+    assert torch.equal(run(pipe), loaded_before)
+    assert distance(run(pipe, 1), loaded_before) > 1e-4, "another image, another picture"
+
+
+KINDS = {
+    "img2img": {
+        "sd1": StableDiffusionImg2ImgPipeline,
+        "sdxl": StableDiffusionXLImg2ImgPipeline,
+        "sd3": StableDiffusion3Img2ImgPipeline,
+        "flux": FluxImg2ImgPipeline,
+    },
+    "inpaint": {
+        "sd1": StableDiffusionInpaintPipeline,
+        "sdxl": StableDiffusionXLInpaintPipeline,
+        "sd3": StableDiffusion3InpaintPipeline,
+        "flux": FluxInpaintPipeline,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["sd1", "sdxl", "sd3", "flux"])
+def test_pictures_can_be_changed_and_filled_in(name: str, kind: str) -> None:
+    pipe = make(name)
+    if name == "sd3" and kind == "inpaint":  # takes no other channels than those of the real model
+        pipe.transformer = SD3Transformer2DModel.from_config(
+            pipe.transformer.config, in_channels=16, out_channels=16
+        )
+        pipe.vae = vae(16)
+    pipe = remade(pipe, KINDS[kind][name])
+    mask = {"mask_image": (picture(1, channels=1) > 0.5).float()} if kind == "inpaint" else {}
+    size = {"height": 128, "width": 128} if kind == "inpaint" or name in ("sd3", "flux") else {}
+    check(
+        pipe,
+        lambda: (
+            pipe(**prompt(pipe, num_inference_steps=4), image=picture(), strength=0.5, **mask, **size).images
+        ),
+    )
+
+
+def test_a_second_pass_at_a_higher_resolution_has_a_ratio_of_its_own() -> None:
+    pipe = make("sd1")
+    second = remade(pipe, StableDiffusionImg2ImgPipeline)
+    image = picture(size=192)
+    call = lambda: second(**prompt(second), image=image, strength=1.0).images  # noqa: E731
+    alone = check(second, call)
+    tomadiff.apply(pipe, ratio=0.25)
+    first = draw(pipe)
+    assert {site.kept / site.tokens for site in tomadiff.report(pipe).sites} == {0.75}
+    tomadiff.apply(second, ratio=0.5)
+    assert torch.equal(call(), alone), "the pass before leaves nothing behind"
+    assert {site.kept / site.tokens for site in tomadiff.report(second).sites} == {0.5}
+    assert tomadiff.report(second).sites[0].tokens == 24 * 24
+    assert torch.equal(draw(tomadiff.apply(pipe, ratio=0.25)), first)
+
+
+def test_textual_inversion_changes_the_merged_picture_by_its_word(tmp_path: Path) -> None:
+    words = ["<|startoftext|>", "<|endoftext|>", "a</w>", "cat</w>", "a", "c", "t</w>", "at</w>"]
+    (tmp_path / "vocab.json").write_text(str({w: i for i, w in enumerate(words)}).replace("'", '"'))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na t</w>\nc at</w>\n")
+    tokenizer = CLIPTokenizer.from_pretrained(tmp_path, model_max_length=8)
+    torch.manual_seed(0)
+    encoder = CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=len(words),
+            hidden_size=WIDTH,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=8,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=1,
+        )
+    )
+    pipe = remade(make("sd1"), StableDiffusionPipeline, tokenizer=tokenizer, text_encoder=encoder.eval())
+
+    def run(words: str) -> Tensor:
+        return draw(pipe, prompt=words, prompt_embeds=None, negative_prompt="a", negative_prompt_embeds=None)
+
+    tomadiff.apply(pipe)
+    before, cat = run("a <style>"), run("a cat")
+    pipe.load_textual_inversion({"<style>": torch.ones(1, WIDTH)})
+    assert distance(run("a <style>"), before) > 1e-4
+    assert torch.equal(run("a cat"), cat)
+    tomadiff.remove(pipe)
+    check(pipe, lambda: run("a <style>"))
+
+
+# -- guidance and attention --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sd1", "sdxl"])
+def test_freeu_acts_on_merged_models_and_comes_off(name: str) -> None:
+    pipe = tomadiff.apply(make(name))
+    plain = draw(pipe)
+    pipe.enable_freeu(s1=0.9, s2=0.2, b1=1.2, b2=1.4)
+    assert distance(draw(pipe), plain) > 1e-3
+    tomadiff.remove(pipe)
+    check(pipe, lambda: draw(pipe))
+    pipe.disable_freeu()
+    assert torch.equal(draw(tomadiff.apply(pipe)), plain)
+
+
+def perturbed(name: str) -> DiffusionPipeline:
+    kinds = {
+        "sd1": StableDiffusionPAGPipeline,
+        "sdxl": StableDiffusionXLPAGPipeline,
+        "sd3": StableDiffusion3PAGPipeline,
+    }
+    layers = "transformer_blocks.(1|2)" if name == "sd3" else "mid"
+    return remade(make(name), kinds[name], pag_applied_layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [("sd1", "span"), ("sd1", "block"), ("sdxl", "module"), ("sd3", "span")]
+)
+def test_perturbed_attention_guidance_guides_merged_pictures(name: str, where: str) -> None:
+    pipe = perturbed(name)
+
+    def run(scale: float = 3.0) -> Tensor:
+        size = {"height": 128, "width": 128}
+        return pipe(**prompt(pipe), **size, pag_scale=scale).images
+
+    merged = check(pipe, run, where=where)
+    tomadiff.apply(pipe, where=where)
+    assert distance(run(1.0), merged) > 1e-4
+
+
+@pytest.mark.parametrize("settings", [{"where": "kv"}, {"weigh_keys": True}], ids=str)
+def test_perturbed_attention_takes_no_merged_keys_and_no_weights(settings: dict[str, Any]) -> None:
+    """Its processors ignore the first and misread the second."""
+    pipe = tomadiff.apply(perturbed("sd1"), **settings)
+    with pytest.raises(ConfigError, match=r"PAG.*use where"):
+        pipe(**prompt(pipe), height=128, width=128)
+
+
+def test_self_attention_guidance_needs_its_layer_dense() -> None:
+    """It lays an attention map of the middle block over the image."""
+    pipe = remade(make("sd1"), StableDiffusionSAGPipeline)
+    pipe.scheduler = DDIMScheduler()
+    call = lambda: pipe(**prompt(pipe), height=128, width=128, sag_scale=1.0).images  # noqa: E731
+    dense = call()
+    tomadiff.apply(pipe, ratio=0.5)
+    with pytest.raises(ConfigError, match=r"CrossAttnStoreProcessor.*ratio for the other levels"):
+        call()
+    merged = (tomadiff.apply(pipe, ratio={1: 0.5}), call())[1]
+    assert merged.isfinite().all() and distance(merged, dense) > 1e-4
+    tomadiff.remove(pipe)
+    assert torch.equal(call(), dense)
+
+
+def test_smoothed_energy_guidance_is_refused() -> None:
+    """It blurs queries as a square picture."""
+    model = tomadiff.apply(denoiser(make("sd3")))
+    with torch.no_grad():
+        model(**bare_call(model))
+        _apply_smoothed_energy_guidance_hook(model, SmoothedEnergyGuidanceConfig([1]), 1.0)
+        with pytest.raises(ConfigError, match="smoothed_energy_guidance"):
+            model(**bare_call(model))
+
+
+@pytest.mark.parametrize(("name", "settings"), [("sd1", {"remember": True}), ("sdxl", {})], ids=str)
+def test_guidance_may_end_on_the_way(name: str, settings: dict[str, Any]) -> None:
+    """Then the batch is half as large from one step to the next, and what sites remember doesn't fit."""
+    pipe = make(name)
+
+    def end(pipe: DiffusionPipeline, step: int, time: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if step == 4:
+            pipe._guidance_scale = 0.0
+            return {key: tensor.chunk(2)[-1] for key, tensor in tensors.items()}
+        return {}
+
+    names = ["prompt_embeds"] + ["add_text_embeds", "add_time_ids"] * (name == "sdxl")
+    call = {"steps": 10, "callback_on_step_end": end, "callback_on_step_end_tensor_inputs": names}
+    check(pipe, lambda: draw(pipe, **call), **settings)
+
+
+@pytest.mark.parametrize(("name", "where"), UNETS)
+def test_attention_in_slices_gives_the_same_picture(name: str, where: str) -> None:
+    pipe = tomadiff.apply(make(name), where=where)
+    whole = draw(pipe)
+    pipe.enable_attention_slicing(1)
+    torch.testing.assert_close(draw(pipe), whole, atol=1e-2, rtol=1e-2)
+    assert reduced(pipe)
+    tomadiff.remove(pipe)
+    check(pipe, lambda: draw(pipe), where=where)
+
+
+@pytest.mark.parametrize(("name", "where"), PAIRS)
+def test_attention_backends_can_be_chosen(name: str, where: str) -> None:
+    pipe = make(name)
+    tomadiff.apply(pipe, where=where)
+    default = draw(pipe)
+    denoiser(pipe).set_attention_backend("_native_math")
+    torch.testing.assert_close(draw(pipe), default, atol=1e-2, rtol=1e-2)
+    assert reduced(pipe)
+    tomadiff.remove(pipe)
+    check(pipe, lambda: draw(pipe), where=where)
+
+
+# -- offloading --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize(("name", "where"), PAIRS)
+def test_models_are_offloaded_layer_by_layer(name: str, order: str, where: str) -> None:
+    """The hooks of sequential offloading, from memory to memory; between calls, no layer has its weights."""
+    model = denoiser(make(name))
+    call = bare_call(model)
+    with torch.no_grad():
+        dense = model(**call)[0]
+        merged = tomadiff.apply(denoiser(make(name)), where=where)(**call)[0]
+        if order == "after":
+            tomadiff.apply(model, where=where)
+        accelerate.cpu_offload(model, torch.device("cpu"))
+        if order == "before":
+            tomadiff.apply(model, where=where)
+        assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+        assert torch.equal(model(**call)[0], merged) and reduced(model)
+        assert torch.equal(tomadiff.remove(model)(**call)[0], dense)
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_models_are_offloaded_as_a_whole(pipe: DiffusionPipeline, order: str) -> None:
+    dense = draw(pipe)
+    merged = draw(tomadiff.apply(pipe))
+    tomadiff.remove(pipe)
+    if order == "after":
+        tomadiff.apply(pipe)
+    pipe.enable_model_cpu_offload(device="cpu")  # without a GPU, from memory to memory
+    if order == "before":
+        tomadiff.apply(pipe)
+    for _ in range(2):  # its hooks are made anew after each generation
+        assert torch.equal(draw(pipe), merged)
+    assert reduced(pipe)
+    assert torch.equal(draw(tomadiff.remove(pipe)), dense)
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("level", ["block_level", "leaf_level"])
+@pytest.mark.parametrize("name", ["sd1", "flux"])
+def test_models_are_offloaded_in_groups(name: str, level: str, order: str) -> None:
+    """Where its hooks are on the same blocks as ours, each is merged on its own, as with where="block"."""
+    pipe = make(name)
+    cpu = torch.device("cpu")
+    offload = {"onload_device": cpu, "offload_device": cpu, "offload_type": level}
+    offload |= {"num_blocks_per_group": 1} if level == "block_level" else {}
+    where = "block" if (name, level) == ("flux", "block_level") else "span"
+    merged = draw(tomadiff.apply(make(name), where=where))
+    dense = draw(pipe)
+    if order == "after":
+        tomadiff.apply(pipe)
+    denoiser(pipe).enable_group_offload(**offload)
+    if order == "before":
+        tomadiff.apply(pipe)
+    assert torch.equal(draw(pipe), merged) and reduced(pipe)
+    assert torch.equal(draw(tomadiff.remove(pipe)), dense)
+
+
+# -- caches ------------------------------------------------------------------------------------------------
+
+
+def caches() -> list[Any]:
+    """That skip all that they can, in generations of four steps."""
+    mag = {"mag_ratios": [1.0] * 4, "num_inference_steps": 4, "retention_ratio": 0.0, "threshold": 1e9}
+    return [FirstBlockCacheConfig(threshold=1e9), MagCacheConfig(**mag, max_skip_steps=2)]
+
+
+@pytest.mark.parametrize("cache", caches(), ids=lambda cache: type(cache).__name__)
+def test_a_cache_around_blocks_goes_on_and_off_in_any_order(cache: Any) -> None:
+    pipe = make("flux")
+    model = pipe.transformer
+    run: Draw = lambda: draw(pipe, steps=4)  # noqa: E731
+    dense = run()
+    model.enable_cache(cache)
+    cached = run()
+    assert distance(cached, dense) > 1e-4
+    with pytest.raises(ConfigError, match=r"enable_cache\(\) after it"):
+        draw(tomadiff.apply(pipe))
+    model.disable_cache()
+    merged = run()
+    assert torch.equal(merged, draw(tomadiff.apply(make("flux")), steps=4)), "merging survives the cache"
+    model.enable_cache(cache)
+    both = run()
+    assert both.isfinite().all() and reduced(pipe)
+    assert min(distance(both, other) for other in (dense, cached, merged)) > 1e-4
+    model.disable_cache()
+    assert torch.equal(run(), merged)
+    model.enable_cache(cache)
+    tomadiff.remove(pipe)
+    assert torch.equal(run(), cached), "the cache survives merging"
+    model.disable_cache()
+    assert torch.equal(run(), dense)
+
+
+def test_a_cache_and_sites_that_remember_go_together() -> None:
+    pipe = tomadiff.apply(make("flux"), ratio=0.5)
+    remembered = draw(pipe, steps=10)
+    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.05))
+    both = draw(pipe, steps=10)
+    assert both.isfinite().all() and distance(both, remembered) > 1e-4
+
+
+def test_caches_that_were_put_on_by_hand_are_refused_alike() -> None:
+    """These functions of diffusers tell the model nothing."""
+    pipe = make("flux")
+    apply_first_block_cache(pipe.transformer, FirstBlockCacheConfig(threshold=0.1))
+    with pytest.raises(ConfigError, match=r"enable_cache\(\) after it"):
+        draw(tomadiff.apply(pipe))
+    for name in ("sd1", "flux"):
+        pipe = tomadiff.apply(make(name))
+        broadcast = PyramidAttentionBroadcastConfig(
+            spatial_attention_block_skip_range=2, current_timestep_callback=lambda: 500
+        )
+        broadcast.spatial_attention_block_identifiers += ("down_blocks",)
+        apply_pyramid_attention_broadcast(denoiser(pipe), broadcast)
+        with pytest.raises(ConfigError, match=r"pyramid_attention_broadcast.*tomadiff\.remove"):
+            draw(pipe)
+
+
+# -- schedulers --------------------------------------------------------------------------------------------
+
+SCHEDULERS = {
+    "LCM": (LCMScheduler, {}, 4),
+    "Euler in 4 steps": (EulerDiscreteScheduler, {"timestep_spacing": "trailing"}, 4),
+    "Heun, plain": (HeunDiscreteScheduler, {}, 3),
+    "Heun, remembered": (HeunDiscreteScheduler, {}, 8),
+    "v-prediction": (DDIMScheduler, {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True}, 4),
+    "v-prediction, remembered": (EulerDiscreteScheduler, {"prediction_type": "v_prediction"}, 10),
+}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_schedulers_of_few_steps_of_second_order_and_of_other_predictions(scheduler: str) -> None:
+    pipe = make("sd1")
+    kind, settings, steps = SCHEDULERS[scheduler]
+    pipe.scheduler = kind(**settings)
+    call = {"steps": steps, "guidance": 1.0 if kind is LCMScheduler else 3.0}
+    check(pipe, lambda: draw(pipe, **call, generator=torch.Generator().manual_seed(0)))
+
+
+# -- gradients ---------------------------------------------------------------------------------------------
+
+
+def test_a_loss_on_the_picture_moves_the_latents_of_a_merged_model(name: str) -> None:
+    """As guidance by another model does: gradients for the input, of a model that is not trained."""
+    model = tomadiff.apply(denoiser(make(name)).requires_grad_(False), ratio=0.5)
+    call = bare_call(model)
+    argument = "sample" if "sample" in call else "hidden_states"
+    call[argument].requires_grad_()
+    loss = model(**call)[0].square().mean()
+    loss.backward()
+    gradient = call[argument].grad
+    assert reduced(model) and gradient.isfinite().all() and gradient.any()
+    with torch.no_grad():
+        call[argument] -= gradient / gradient.norm()
+        assert model(**call)[0].square().mean() < loss
+
+
+def test_a_lora_is_trained_on_merged_tokens(name: str) -> None:
+    model = denoiser(make(name)).requires_grad_(False).train()
+    tomadiff.apply(model, ratio=0.5)
+    model.add_adapter(LoraConfig(r=4, target_modules=["to_q", "to_v"]))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.Adam(trained, lr=0.01)
+    losses = []
+    for _ in range(5):
+        loss = model(**bare_call(model))[0].square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert reduced(model) and losses[-1] < losses[0]
