@@ -23,7 +23,9 @@ from .config import Config
 from .core import Schedule, destination_rows
 from .errors import ConfigError, UnsupportedModelError
 from .families import FAMILIES, Call, Family
+from .memory import Memory
 from .methods import FROM_BLOCK_INPUT, METHODS
+from .rotary import PerLength, PerSample
 from .sites import Place, find
 
 HOOK = "tomadiff"  # our name in diffusers' hook registries
@@ -69,32 +71,6 @@ class KeptPlan:
 
 
 @dataclass
-class Line:
-    """A change of tokens that is known at one step, and goes on from there at a steady pace."""
-
-    step: int
-    change: Tensor
-    slope: Tensor | None = None  # by step
-
-    def at(self, step: int) -> Tensor:
-        if self.slope is None or step == self.step:
-            return self.change
-        return torch.add(self.change, self.slope, alpha=step - self.step)
-
-
-@dataclass
-class Memory:
-    """What a site did to each token in its last dense steps, as a forecast of what it does next."""
-
-    dense: Line  # in the image's order
-    # from the first merged step on, for the plan of that step: the same in the order of the plan's regions,
-    # and what the site is expected to do to merged tokens
-    kept: KeptPlan | None = None
-    whole: Line | None = None
-    merged: Line | None = None
-
-
-@dataclass
 class Run:
     """Sites that run one after the other, and the tokens on their way through them.
 
@@ -111,35 +87,6 @@ class Run:
 
     def clear(self) -> None:
         self.kept = self.tokens = self.merged = self.before = None
-
-
-class PerSample:
-    """A rotary table for each sample, [B, S, D], for code that expects one for all, [S, D].
-
-    Such code adds the batch axis itself, `table[None, :, None]`; here, that axis is there already.
-    """
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-
-    def __getitem__(self, index: tuple) -> Tensor:
-        return self.rows[(slice(None), *index[1:])]
-
-
-class PerLength:
-    """Rotary rows for whole queries and for merged keys in one table: multiplying takes those that fit."""
-
-    def __init__(self, *tables: Tensor | PerSample) -> None:
-        self.tables = tables
-
-    def __getitem__(self, index: tuple) -> PerLength:
-        return PerLength(*(table[index] for table in self.tables))
-
-    def to(self, device: torch.device) -> PerLength:
-        return PerLength(*(table.to(device) for table in self.tables))
-
-    def __rmul__(self, x: Tensor) -> Tensor:
-        return x * next(table for table in self.tables if table.shape[1] == x.shape[1])
 
 
 class Patch:
@@ -562,27 +509,10 @@ class SiteHook(ModelHook):
         return output
 
     def _change(self, merged: Tensor, place: int) -> Tensor:
-        """What the site does to every token: as forecast from dense steps, corrected by the merged tokens.
-
-        Merged tokens are off themselves, since what a site does to a mean is not the mean of what it does.
-        But they are so at every step in much the same way: so they tell how the forecast goes wrong, from
-        the first merged step on.
-        """
+        """What the site does to every token, by what it does to merged ones and by what it remembers."""
         kept, clock = self.run.kept, self.patch.clock
         memory = self.memories.get((clock.call, self.patch.cut, place, len(merged)))
-        if memory is None:
-            return kept.plan.unmerge(merged)
-        if memory.kept is not kept:
-            dense, plan = memory.dense, kept.plan
-            slope = None if dense.slope is None else plan.regions.arrange(dense.slope)
-            memory.kept, memory.dense = (
-                kept,
-                Line(dense.step, dense.change),
-            )  # its slope lives on in the others
-            memory.whole = Line(clock.step, plan.regions.arrange(dense.at(clock.step)), slope)
-            memory.merged = Line(clock.step, merged.detach(), None if slope is None else plan.merge(slope))
-            return memory.whole.change
-        return kept.plan.unmerge(merged, memory.whole.at(clock.step), memory.merged.at(clock.step))
+        return memory.change(kept, merged, clock.step) if memory else kept.plan.unmerge(merged)
 
     @torch.compiler.disable
     def _remember(self, output: Any) -> None:
@@ -596,9 +526,7 @@ class SiteHook(ModelHook):
                 continue
             change = (y - x if self.site.residual else y)[:, text:].detach()
             key = (clock.call, self.patch.cut, place, len(change))
-            last = self.memories.get(key)
-            slope = (change - last.dense.change) / (clock.step - last.dense.step) if last else None
-            self.memories[key] = Memory(Line(clock.step, change, slope))
+            self.memories[key] = Memory.of(clock.step, change, self.memories.get(key))
 
     def _text(self, sequence: Tensor) -> int:
         """How many tokens of a sequence, in front of the image's, are the text's."""
