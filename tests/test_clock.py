@@ -42,6 +42,11 @@ def test_a_time_that_goes_back_starts_a_generation(form) -> None:
     assert ticks(Clock(), times) == [(1, 0, 0), (1, 1, 0), (1, 2, 0), (2, 0, 0), (2, 1, 0)]
 
 
+def test_timesteps_that_grow_from_noise_to_image() -> None:
+    times = [torch.tensor([t]) for t in (0.0, 0.5, 0.9, 0.1, 0.4)]
+    assert ticks(Clock(ascending=True), times) == [(1, 0, 0), (1, 1, 0), (1, 2, 0), (2, 0, 0), (2, 1, 0)]
+
+
 @pytest.mark.parametrize("view", [lambda t: t, lambda t: t.expand(2)], ids=["entry", "expanded"])
 def test_entries_of_a_timestep_table_are_steps_without_reading_them(view) -> None:
     table = torch.zeros(3)  # the values tell nothing, as on a device that must not be waited for

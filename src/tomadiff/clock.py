@@ -19,9 +19,10 @@ MOST_CALLS = 8  # in one step; more at the same time are single-step generations
 class Clock:
     """`generation` counts up; `step` starts at 0 in each generation, `call` at 0 in each step."""
 
-    def __init__(self, pipeline: Any = None) -> None:
+    def __init__(self, pipeline: Any = None, ascending: bool = False) -> None:
         self.pipeline = None if pipeline is None else weakref.ref(pipeline)
         self._scheduler: Any = None  # the pipeline's, which other pipelines may share
+        self._ascending = ascending  # the model's timesteps grow from noise to image
         self.generation = 0
         self.step = 0
         self.call = 0
@@ -34,7 +35,7 @@ class Clock:
         """Take note of one call of the model."""
         self._scheduler = scheduler = getattr(self._pipeline(), "scheduler", self._scheduler)
         table = getattr(scheduler, "timesteps", None)
-        before, now = self._time, _read(timestep, scheduler)
+        before, now = self._time, _read(timestep, scheduler, 1 if self._ascending else -1)
         # under autograd there is no denoising loop: every call is about other images
         anew = before is None or table is not self._table or torch.is_grad_enabled()
         self._table, self._last, self._time = table, timestep, now
@@ -67,9 +68,9 @@ class Time(NamedTuple):
     value: float
 
 
-def _read(timestep: Tensor | float, scheduler: Any) -> Time:
+def _read(timestep: Tensor | float, scheduler: Any, forward: int) -> Time:
     if not isinstance(timestep, Tensor):
-        return Time("value", -float(timestep))
+        return Time("value", forward * float(timestep))
     storage = timestep.untyped_storage()
     one_entry = timestep.numel() == 1 or not any(timestep.stride())
     if one_entry and storage.nbytes() > timestep.element_size():
@@ -78,4 +79,4 @@ def _read(timestep: Tensor | float, scheduler: Any) -> Time:
     if timestep.device.type != "cpu" and hasattr(scheduler, "step_index"):
         return Time("index", scheduler.step_index or 0)
     # waits for the device in one case only: a bare model there, and a timestep made anew for each call
-    return Time("value", -float(timestep.flatten()[0]))
+    return Time("value", forward * float(timestep.flatten()[0]))

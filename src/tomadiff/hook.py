@@ -94,7 +94,7 @@ class Patch:
 
     def __init__(self, model: nn.Module, family: Family, config: Config, pipeline: Any = None) -> None:
         self.model, self.family, self.config = model, family, config
-        self.clock = Clock(pipeline)
+        self.clock = Clock(pipeline, family.ascending)
         self.schedule = Schedule(config.refresh_destinations, config.refresh_weights)
         self.sites = [SiteHook(self, place) for place in find(model, family, config)]
         if config.where in ("block", "span"):
@@ -125,7 +125,7 @@ class Patch:
         self._start = time.perf_counter()
         self.model_calls += 1
         generation = self.clock.generation
-        self.clock.tick(call["timestep"])
+        self.clock.tick(call[self.family.time])
         if self.clock.generation != generation:
             self.plans.clear()
             for hook in self.sites:

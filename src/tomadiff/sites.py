@@ -91,7 +91,7 @@ def _sites(block: Block, config: Config) -> list[Site]:
     if config.where == "kv":
         return list(block.keys)
     if config.where != "module" or (block.joined and {"self", "mlp"} <= set(config.modules)):
-        return [block.whole]
+        return [block.whole] if block.whole else []
     return [site for site in block.modules if site.kind in config.modules]
 
 
@@ -102,6 +102,11 @@ def _ratio(config: Config, site: Site, level: int) -> float:
 
 
 def _check(places: list[Place], family: Family, config: Config) -> None:
+    if config.where not in family.offers:
+        raise ConfigError(
+            f"where={config.where!r} can't be honoured: {family.name} offers "
+            + ", ".join(sorted(family.offers))
+        )
     if not places:
         raise ConfigError(
             f"modules={config.modules!r} leaves nothing to merge: {family.name} has "

@@ -1,14 +1,18 @@
-"""One small declaration for each architecture."""
+"""One small declaration for each architecture: adding a file with a FAMILY adds it."""
 
 from __future__ import annotations
+
+import importlib
+import pkgutil
 
 from torch import nn
 
 from ..errors import UnsupportedModelError
-from . import flux, sd3, unet
 from .family import Block, Call, Family, Site
 
-FAMILIES: tuple[Family, ...] = (unet.FAMILY, sd3.FAMILY, flux.FAMILY)
+_FILES = sorted(file.name for file in pkgutil.iter_modules(__path__))
+_DECLARED = (getattr(importlib.import_module(f".{name}", __name__), "FAMILY", None) for name in _FILES)
+FAMILIES: tuple[Family, ...] = tuple(family for family in _DECLARED if family)
 
 
 def family_of(model: nn.Module) -> Family:

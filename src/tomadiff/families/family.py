@@ -42,9 +42,9 @@ class Block:
     """A class of transformer block: as one site, as the modules in it, and as attention over merged keys."""
 
     name: str
-    whole: Site
-    modules: tuple[Site, ...]
-    keys: tuple[Site, ...]
+    whole: Site | None = None
+    modules: tuple[Site, ...] = ()
+    keys: tuple[Site, ...] = ()
     joined: bool = False  # self-attention and MLP run side by side: where both are merged, the block is one
 
 
@@ -63,6 +63,15 @@ class Family:
     parts: tuple[str, ...] = ()
     between_blocks: tuple[str, ...] = ()  # model arguments that act between blocks: no spans with them
     paper_reuse: tuple[int, int] = (1, 1)  # steps the paper's presets keep destinations and weights
+    time: str = "timestep"  # the model's argument that tells the step
+    ascending: bool = False  # which grows from noise to image, against the custom
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """The values of `where` that have a site in it."""
+        offers = {"module"} if any(block.modules for block in self.blocks) else set()
+        offers |= {"block", "span"} if any(block.whole for block in self.blocks) else set()
+        return frozenset(offers | ({"kv"} if any(block.keys for block in self.blocks) else set()))
 
     def __str__(self) -> str:
         blocks = ", ".join(block.name for block in self.blocks)

@@ -1,0 +1,247 @@
+"""What the library promises, for every family: on the tiny models in tests/tiny, by their real forward."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from tiny import NAMES, build, tiny
+from torch import Tensor, nn
+
+import tomadiff
+from tomadiff.config import CHOICES
+from tomadiff.errors import ConfigError
+from tomadiff.families import FAMILIES, Family, family_of
+
+WHERE = CHOICES["where"]
+SEEDS = (0, 1, 2)
+
+
+@pytest.fixture(params=NAMES, scope="module")
+def case(request: pytest.FixtureRequest) -> ModuleType:
+    return tiny(request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(case: ModuleType) -> nn.Module:
+    return build(case)
+
+
+@pytest.fixture
+def model(plain: nn.Module) -> Any:
+    """Shared by the tests of a family, which is safe as long as removal leaves nothing behind."""
+    yield plain
+    tomadiff.remove(plain)
+
+
+@pytest.fixture
+def family(plain: nn.Module) -> Family:
+    return family_of(plain)
+
+
+@pytest.fixture(params=WHERE)
+def where(request: pytest.FixtureRequest, family: Family) -> str:
+    if request.param not in family.offers:
+        pytest.skip(f"{family.name} doesn't offer it, and says so: see the test of that")
+    return request.param
+
+
+def run(
+    model: nn.Module,
+    case: ModuleType,
+    seeds: tuple[int, ...] = (0,),
+    grid: tuple[int, ...] | None = None,
+    time: float = 0.5,
+) -> Tensor:
+    """What the model predicts, a row a sample."""
+    with torch.no_grad():
+        output = model(**case.call(model, grid or grid_of(case), seeds, time), return_dict=False)[0]
+    return torch.stack(output) if isinstance(output, list) else output
+
+
+def grid_of(case: ModuleType) -> tuple[int, ...]:
+    return getattr(case, "GRID", (8, 8))
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+def state(model: nn.Module) -> dict[str, set[str]]:
+    """The attributes of every module: what a patch could leave behind."""
+    return {name: set(vars(module)) for name, module in model.named_modules()}
+
+
+# -- the tests themselves ----------------------------------------------------------------------------------
+
+
+def test_every_family_has_a_tiny_model() -> None:
+    tested = {family_of(build(tiny(name))).name for name in NAMES}
+    assert tested == {family.name for family in FAMILIES}
+
+
+# -- on and off --------------------------------------------------------------------------------------------
+
+
+def test_merging_changes_the_output_and_removal_is_bit_exact(
+    model: nn.Module, case: ModuleType, where: str
+) -> None:
+    before, attributes = run(model, case), state(model)
+    tomadiff.apply(model, ratio=0.5, where=where)
+    assert distance(run(model, case), before) > 1e-4
+    tomadiff.remove(model)
+    assert torch.equal(run(model, case), before)
+    assert state(model) == attributes, "nothing is left on any module"
+
+
+def test_ratio_zero_equals_the_unpatched_model(model: nn.Module, case: ModuleType, where: str) -> None:
+    before = run(model, case)
+    tomadiff.apply(model, ratio=0, where=where)
+    assert torch.equal(run(model, case), before)
+
+
+def test_few_merged_tokens_change_little(model: nn.Module, case: ModuleType, where: str) -> None:
+    """With almost every token its own destination, what is left is the way there and back."""
+    before = run(model, case)
+    tomadiff.apply(model, ratio=1 / 64, where=where)
+    near = distance(run(model, case), before)
+    tomadiff.apply(model, ratio=0.75, where=where)
+    assert near < distance(run(model, case), before) / 2
+
+
+def test_what_a_family_does_not_offer_is_refused(model: nn.Module, family: Family) -> None:
+    for where in set(WHERE) - family.offers:
+        with pytest.raises(ConfigError, match="offers"):
+            tomadiff.apply(model, where=where)
+    assert family.offers, "a family that offers nothing is none"
+
+
+# -- samples and steps -------------------------------------------------------------------------------------
+
+
+def test_a_sample_does_not_depend_on_its_batch(model: nn.Module, case: ModuleType, where: str) -> None:
+    tomadiff.apply(model, ratio=0.5, where=where)
+    together = run(model, case, SEEDS)
+    for place, seed in enumerate(SEEDS):
+        # what rounding does to a plan, a sharp assignment makes larger
+        torch.testing.assert_close(run(model, case, (seed,))[0], together[place], atol=1e-3, rtol=1e-3)
+    assert distance(together[0], together[1]) > 1e-3
+
+
+@pytest.mark.parametrize("place", ["block", "span", "module"])
+def test_sites_remember(model: nn.Module, case: ModuleType, family: Family, place: str) -> None:
+    """Through dense and merged steps, on one and on more samples, as if each were alone."""
+    if place not in family.offers:
+        pytest.skip(f"{family.name} doesn't offer it")
+    times = (0.9, 0.8, 0.7, 0.6, 0.5)
+    dense = [run(model, case, SEEDS[:2], time=time) for time in times]
+    tomadiff.apply(model, ratio=0.5, where=place, remember=True, dense_steps=1, dense_every=3)
+    together = [run(model, case, SEEDS[:2], time=time) for time in times]
+    calls = {(site.calls, site.dense_calls) for site in tomadiff.report(model).sites}
+    assert calls == {(5, 2)} and tomadiff.report(model).generations == 1
+    assert [distance(a, b) < 1e-6 for a, b in zip(together, dense)] == [True, False, False, True, False]
+    alone = [run(model, case, SEEDS[:1], time=time) for time in times]
+    for one, both in zip(alone, together):
+        torch.testing.assert_close(one[0], both[0], atol=1e-3, rtol=1e-3)
+
+
+# -- tokens ------------------------------------------------------------------------------------------------
+
+
+def lengths(model: nn.Module, case: ModuleType) -> dict[str, int]:
+    """Tokens that come out of each linear layer, seen by plain torch hooks."""
+    seen: dict[str, int] = {}
+
+    def watch(name: str, layer: nn.Module) -> Any:
+        def look(layer: nn.Module, args: tuple, output: Tensor) -> None:
+            if output.ndim >= 3:
+                seen[name] = output.shape[-2]
+
+        return layer.register_forward_hook(look)
+
+    handles = [watch(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    run(model, case)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def test_layers_really_get_the_reduced_number_of_tokens(
+    model: nn.Module, case: ModuleType, family: Family, where: str
+) -> None:
+    dense = lengths(model, case)
+    tomadiff.apply(model, ratio=0.5, where=where)
+    merged = lengths(model, case)
+    assert dense.keys() == merged.keys()
+    images = [math.prod(grid_of(case)) // level**2 for level in getattr(case, "LEVELS", (1,))]
+    inside = places(model, family, where)
+    assert inside
+    for name, tokens in dense.items():
+        image = max((image for image in images if image <= tokens), default=0)  # text is shorter
+        if any(name == place or name.startswith(f"{place}.") for place in inside):
+            assert merged[name] == tokens - image // 2, name
+        else:
+            assert merged[name] == tokens, name
+    for place in inside:  # layers of a part may be all the text's, but not of all parts
+        shorter = [name for name in merged if name.startswith(place) and merged[name] < dense[name]]
+        assert shorter, place
+
+
+def places(model: nn.Module, family: Family, where: str) -> list[str]:
+    """Where the layers are that must get fewer tokens, by the declaration."""
+    blocks = {block.name: block for block in family.blocks}
+    found = []
+    for name, module in model.named_modules():
+        block = blocks.get(type(module).__name__)
+        if block is None:
+            continue
+        if where in ("block", "span") or (where == "module" and block.joined):
+            found += [name] if block.whole else []
+            continue
+        for site in block.keys if where == "kv" else block.modules:
+            if getattr(module, site.path, None) is not None:
+                keys = site.keys_projections or ("to_k", "to_v") if where == "kv" else ()
+                found += [f"{name}.{site.path}.{key}" for key in keys] or [f"{name}.{site.path}"]
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"shift": True}, {"assign": "global"}], ids=str)
+def test_grids_that_regions_do_not_divide(
+    model: nn.Module, case: ModuleType, family: Family, settings: dict[str, Any]
+) -> None:
+    grid = getattr(case, "ODD", (9, 11))
+    dense = run(model, case, SEEDS[:2], grid)
+    for where in family.offers:
+        tomadiff.apply(model, ratio=0.4, where=where, region_size=4, **settings)
+        merged = run(model, case, SEEDS[:2], grid)
+        assert merged.shape == dense.shape and merged.isfinite().all()
+        assert 1e-4 < distance(merged, dense) < 1
+        finest = max(tomadiff.report(model).sites, key=lambda site: site.tokens)
+        assert finest.tokens == math.prod(-(-side // finest.level) for side in grid)
+        assert 0.55 * finest.tokens < finest.kept < 0.75 * finest.tokens
+
+
+# -- through the real pipeline, where one runs without downloads -------------------------------------------
+
+
+def draw(pipe: diffusers.DiffusionPipeline, case: ModuleType, seeds: tuple[int, ...] = (0,)) -> Tensor:
+    pipe.set_progress_bar_config(disable=True)
+    request = {"num_inference_steps": 2, "output_type": "latent", "return_dict": False}
+    return pipe(**request | case.request(seeds))[0]
+
+
+def test_the_real_pipeline_draws_and_removal_is_bit_exact(model: nn.Module, case: ModuleType) -> None:
+    if not hasattr(case, "pipeline"):
+        pytest.skip("no pipeline of this model runs without downloads, or it is tested elsewhere")
+    pipe = case.pipeline(model)
+    dense = draw(pipe, case)
+    tomadiff.apply(pipe, ratio=0.5)
+    assert distance(draw(pipe, case), dense) > 1e-4
+    report = tomadiff.report(pipe)
+    assert report.generations == 1 and all(site.kept < site.tokens for site in report.sites)
+    tomadiff.remove(pipe)
+    assert torch.equal(draw(pipe, case), dense)

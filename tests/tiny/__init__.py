@@ -1,0 +1,48 @@
+"""A tiny real model for each family, a file each: adding a file adds a model to the tests of all families.
+
+A file says
+
+    MODEL     the name of a class of diffusers
+    SETTINGS  its arguments: few layers, a width of 32 or so
+    call      its arguments for samples of these seeds, on this grid of tokens, at a time from 1 (noise) to 0;
+              less than 40 tokens of text, and a sample that doesn't depend on the others
+
+and may say
+
+    GRID, ODD  a grid of tokens, and one that regions don't divide, if not in two dimensions
+    LEVELS     how far its blocks' grids are downsampled, if at all
+    pipeline   a real pipeline around the model, where one runs without downloads, and
+    request    its arguments for samples of these seeds
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+import diffusers
+import pytest
+import torch
+from torch import nn
+
+NAMES = sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def tiny(name: str) -> ModuleType:
+    """The file of that name; skips the test where this diffusers has no such model."""
+    module = importlib.import_module(f"tiny.{name}")
+    if not hasattr(diffusers, module.MODEL):
+        pytest.skip(f"diffusers {diffusers.__version__} has no {module.MODEL}")
+    return module
+
+
+def build(module: ModuleType) -> nn.Module:
+    """The model with seeded weights, also where it starts with zeros: else, tokens would not matter."""
+    torch.manual_seed(0)
+    model = getattr(diffusers, module.MODEL)(**module.SETTINGS).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.2)
+    return model
