@@ -281,6 +281,21 @@ def test_rotary_rows_are_those_of_the_destinations_with_the_text_first() -> None
     assert torch.equal(rows[:, 6:, 0].long() - 6, p.destinations)
 
 
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("shape", [(-1, 1, 1, 70), (-1, 70, 3)], ids=str)
+def test_entries_along_any_axis_follow_their_tokens_also_with_the_text_last(
+    shape: tuple[int, ...], samples: int
+) -> None:
+    p = plan(features(0, 2, 64, 5), (8, 8))
+    axis = shape.index(70)
+    numbers = torch.arange(70) + 100 * torch.arange(samples)[:, None]
+    table = numbers.reshape(samples, *(70 if a == axis else 1 for a in range(1, len(shape)))).expand(shape)
+    rows = destination_rows(p, table, axis, text_last=True).movedim(axis, 1).flatten(2)[..., 0]
+    offset = 100 * torch.arange(samples)[:, None]
+    assert torch.equal(rows[:, :32] - offset, p.destinations)
+    assert torch.equal(rows[:, 32:], (torch.arange(64, 70) + offset).expand(2, -1))
+
+
 def test_weights_hold_no_denormal_numbers() -> None:
     x = 3 + features(0, 4, 256, 32)  # cosines near 0.9, as in real models
     p = plan(x, (16, 16), 0.5)

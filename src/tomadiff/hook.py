@@ -20,12 +20,12 @@ from torch.utils.hooks import RemovableHandle
 
 from .clock import Clock
 from .config import Config
-from .core import Schedule, destination_rows
+from .core import Schedule
 from .errors import ConfigError, UnsupportedModelError
-from .families import FAMILIES, Call, Family
+from .families import FAMILIES, Call, Family, Rows
+from .follow import follow
 from .memory import Memory
 from .methods import FROM_BLOCK_INPUT, METHODS
-from .rotary import PerLength, PerSample
 from .sites import Place, find
 
 HOOK = "tomadiff"  # our name in diffusers' hook registries
@@ -100,7 +100,8 @@ class Patch:
         if config.where in ("block", "span"):
             join_runs(self.sites)
         self.plans: dict[PlanKey, KeptPlan] = {}
-        self.tables: dict[tuple[int, int], Any] = {}  # shortened rotary tables of this call
+        # arguments of this call and what they are for merged tokens
+        self.followed: dict[tuple[int, int, Rows], tuple[Any, Any]] = {}
         self.remembers = False  # in this generation
         self.dense_steps = self.dense_every = 0  # in this generation
         self.dense = False  # this call, everywhere
@@ -115,7 +116,7 @@ class Patch:
         self.from_input = config.method in FROM_BLOCK_INPUT
         self.block_input: Tensor | None = None  # of the block under way, where modules in it need that
         self._parameters = parameter_names(model)
-        self._grid: tuple[Any, tuple[int, ...]] = (None, ())
+        self._grid: tuple[list[Any], tuple[int, ...]] = ([], ())
         self._start = 0.0
 
     @torch.compiler.disable
@@ -130,7 +131,7 @@ class Patch:
             self.plans.clear()
             for hook in self.sites:
                 hook.memories.clear()
-        self.tables.clear()
+        self.followed.clear()
         self.block_input = None
         for hook in self.sites:
             hook.run.clear()  # an exception may have ended the last call on the way
@@ -151,9 +152,10 @@ class Patch:
                 "gradient checkpointing runs blocks again when their plans are gone: "
                 "call model.disable_gradient_checkpointing(), or tomadiff.remove first"
             )
-        source = call[self.family.grid_from]
-        if self._grid[0] is not source:
-            self._grid = (source, self.family.grid(self.model, source))
+        names = self.family.grid_from
+        sources = [call.get(name) for name in ([names] if isinstance(names, str) else names)]
+        if len(sources) != len(self._grid[0]) or any(a is not b for a, b in zip(sources, self._grid[0])):
+            self._grid = (sources, self.family.grid(self.model, *sources))
 
     def _check_modules(self) -> None:
         """LoRA puts layers of its own in the place of linear ones, and unloading puts those back."""
@@ -250,16 +252,12 @@ class Patch:
         turn = self._since_first(self.clock.step) // self.dense_every if self.remembers else self.clock.step
         return self.config.shift and turn % 2 == 1
 
-    def table(self, plan: Any, table: tuple[Tensor, ...], keys_only: bool) -> tuple[Any, ...]:
-        """A rotary table with the rows of a plan's destinations, made once a call."""
-        key = (id(plan), id(table[0]))
-        if key not in self.tables:
-            rows = [destination_rows(plan, part) for part in table]
-            merged = [part[0] if len(part) == 1 else PerSample(part) for part in rows]
-            if keys_only:
-                merged = [PerLength(part, short) for part, short in zip(table, merged)]
-            self.tables[key] = tuple(merged)
-        return self.tables[key]
+    def follow(self, plan: Any, rows: Rows, argument: Any, keys_only: bool) -> Any:
+        """What belongs to single tokens, for a plan's destinations; made once a call."""
+        key = (id(plan), id(argument), rows)
+        if key not in self.followed:  # which holds on to the argument, so that no other takes its address
+            self.followed[key] = (argument, follow(plan, rows, argument, keys_only))
+        return self.followed[key][1]
 
     @contextlib.contextmanager
     def spent(self, on: str, device: torch.device) -> Iterator[None]:
@@ -444,9 +442,11 @@ class SiteHook(ModelHook):
     def _follow(self, call: Call) -> None:
         """What belongs to single tokens follows them: positions, and how much a key counts."""
         site, kept = self.site, self.run.kept
-        if site.rotary is not None and call.get(site.rotary) is not None:
-            with self.patch.spent("merge", self.run.merged.device):
-                call[site.rotary] = self.patch.table(kept.plan, call[site.rotary], site.keys_only)
+        with self.patch.spent("merge", self.run.merged.device):
+            for rows in (*site.rotary, *site.follows):
+                if call.get(rows.argument) is not None:
+                    both = site.keys_only and rows in site.rotary
+                    call[rows.argument] = self.patch.follow(kept.plan, rows, call[rows.argument], both)
         arguments = (
             call | (call.get("cross_attention_kwargs") or {}) | (call.get("joint_attention_kwargs") or {})
         )

@@ -67,14 +67,22 @@ class Plan:
         return self.slots.pack(self.assignment.sum(-1)).clamp_min(1e-4).log()
 
 
-def destination_rows(plan: Reduction, table: Tensor) -> Tensor:
-    """The destinations' rows of a table with a row a token: [L + N, D] -> [B, L + K, D].
+def destination_rows(plan: Reduction, table: Tensor, axis: int = 0, text_last: bool = False) -> Tensor:
+    """The destinations' entries of a table with an entry a token, and those of the text as they are.
 
-    Rows before those of the N tokens (the text's) stay as they are.
+    [L + N, ...] -> [B, L + K, ...]; where another axis is the tokens', the first is the samples', one for all
+    or B: [1, ..., L + N, ...] -> [B, ..., L + K, ...]. With `text_last`, the L entries follow the others.
     """
-    lead = table.shape[0] - plan.regions.tokens
-    merged = table[lead:][plan.destinations]
-    return torch.cat([table[:lead].expand(len(merged), -1, -1), merged], dim=1)
+    places, text = plan.destinations, table.shape[axis] - plan.regions.tokens
+    if text:
+        first = plan.regions.tokens if text_last else 0
+        others = torch.arange(first, first + text, device=places.device).expand(len(places), -1)
+        places = torch.cat([places, others] if text_last else [others, places + text], dim=1)
+    if axis == 0:
+        return table[places]
+    table = table.movedim(axis, 1)
+    samples = torch.arange(len(places), device=places.device)[:, None]
+    return (table[0][places] if len(table) == 1 else table[samples, places]).movedim(1, axis)
 
 
 def similarity(features: Tensor) -> Tensor:

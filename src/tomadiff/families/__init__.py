@@ -8,7 +8,7 @@ import pkgutil
 from torch import nn
 
 from ..errors import UnsupportedModelError
-from .family import Block, Call, Family, Site
+from .family import Block, Call, Family, Rows, Site
 
 _FILES = sorted(file.name for file in pkgutil.iter_modules(__path__))
 _DECLARED = (getattr(importlib.import_module(f".{name}", __name__), "FAMILY", None) for name in _FILES)
@@ -27,4 +27,4 @@ def family_of(model: nn.Module) -> Family:
     )
 
 
-__all__ = ["FAMILIES", "Block", "Call", "Family", "Site", "family_of"]
+__all__ = ["FAMILIES", "Block", "Call", "Family", "Rows", "Site", "family_of"]

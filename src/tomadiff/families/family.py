@@ -12,6 +12,21 @@ Call = dict[str, Any]  # a module's arguments by name
 
 
 @dataclass(frozen=True)
+class Rows:
+    """An argument with an entry for each token, which goes where its token goes.
+
+    A rotary table, a mask over keys, a timestep for each token: a merged token takes its destination's. An
+    argument that has one entry for all tokens, along its axis, stays as it is.
+    """
+
+    argument: str
+    axis: int = 0  # of the tokens; before it, where anything is, come the samples
+    text_last: bool = False  # entries for the text, where there are any, follow the image's
+    ndim: int | None = None  # it has them only where it has so many axes
+    inside: tuple[int, ...] = ()  # which members of a tuple have them; empty for all
+
+
+@dataclass(frozen=True)
 class Site:
     """A module whose image tokens are merged before it runs and unmerged after."""
 
@@ -21,7 +36,8 @@ class Site:
     lead: bool = False  # text comes first, in the tokens and in what comes back
     outputs: tuple[int, ...] = ()  # where they come back in a tuple; empty if they are all that comes back
     residual: bool = False  # x + f(x): what is unmerged is the change
-    rotary: str | None = None  # the argument with the rotary tables, with rows for the text first
+    rotary: tuple[Rows, ...] = ()  # the positions of queries and keys
+    follows: tuple[Rows, ...] = ()  # what else belongs to single tokens
     mask: str | None = None  # the argument that would hold a mask over image keys
     # normalises the tokens to make a plan from, where they don't come normalised
     features: Callable[[nn.Module, Call], Tensor] | None = None
@@ -56,11 +72,13 @@ class Family:
     covers: str
     models: tuple[str, ...]  # class names
     blocks: tuple[Block, ...]
-    grid_from: str  # the model's argument that tells the grid
-    grid: Callable[[nn.Module, Any], tuple[int, ...]]  # of the finest level, from that argument
+    grid_from: str | tuple[str, ...]  # the model's arguments that tell the grid
+    grid: Callable[..., tuple[int, ...]]  # of the finest level, from the model and these arguments
     level: Callable[[nn.Module, str], int] = lambda model, block: 1  # how far a block's grid is downsampled
     # first parts of the names of blocks, as they run, where that is not the order of the model's modules
     parts: tuple[str, ...] = ()
+    # parts of the names of blocks that stay dense, since they attend to something else: to text, or over time
+    dense: tuple[str, ...] = ()
     between_blocks: tuple[str, ...] = ()  # model arguments that act between blocks: no spans with them
     paper_reuse: tuple[int, int] = (1, 1)  # steps the paper's presets keep destinations and weights
     time: str = "timestep"  # the model's argument that tells the step

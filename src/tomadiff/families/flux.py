@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Site
+from .family import Block, Call, Family, Rows, Site
 
 
 def joint_normalised(block: nn.Module, call: Call) -> Tensor:
@@ -42,7 +42,7 @@ def grid(model: nn.Module, img_ids: Tensor) -> tuple[int, ...]:
     return grid if math.prod(grid) == tokens else (tokens,)  # more pictures in one sequence are no grid
 
 
-ROTARY = "image_rotary_emb"
+ROTARY = (Rows("image_rotary_emb"),)
 ATTENTION: dict[str, Any] = {"rotary": ROTARY, "mask": "attention_mask", "weigh_keys": weigh_module_keys}
 BLOCK: dict[str, Any] = {"outputs": (1,), "residual": True, "rotary": ROTARY, "weigh_keys": weigh_block_keys}
 KEYS = ("to_k", "to_v")

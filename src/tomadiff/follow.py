@@ -1,0 +1,76 @@
+"""What belongs to single tokens, for merged ones: rotary tables, masks and the like."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .core import Reduction, destination_rows
+from .errors import UnsupportedModelError
+from .families import Rows
+
+
+def follow(plan: Reduction, rows: Rows, argument: Any, keys_only: bool = False) -> Any:
+    """An argument with entries for merged tokens; for whole queries too, where only keys are merged."""
+    if isinstance(argument, (tuple, list)):
+        those = rows.inside or range(len(argument))
+        members = replace(rows, inside=())
+        return tuple(
+            follow(plan, members, member, keys_only) if number in those else member
+            for number, member in enumerate(argument)
+        )
+    if rows.ndim not in (None, argument.ndim) or argument.shape[rows.axis] == 1:
+        return argument
+    if argument.shape[rows.axis] < plan.regions.tokens:
+        raise UnsupportedModelError(
+            f"{rows.argument} of shape {list(argument.shape)} has fewer entries than there are tokens, "
+            f"{plan.regions.tokens}: these can't be merged with it"
+        )
+    merged: Tensor | PerSample = destination_rows(plan, argument, rows.axis, rows.text_last)
+    if rows.axis == 0:
+        merged = merged[0] if len(merged) == 1 else PerSample(merged)
+    return PerLength(argument, merged) if keys_only else merged
+
+
+class PerSample:
+    """A rotary table for each sample, [B, S, ...], for code that expects one for all, [S, ...].
+
+    Such code adds the batch axis itself, `table[None, :, None]`, or leaves it to broadcasting; here, that
+    axis is there already.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.rows.shape
+
+    def __getitem__(self, index: tuple) -> Tensor:
+        return self.rows[(slice(None), *index[1:])]
+
+    def __rmul__(self, x: Tensor) -> Tensor:
+        return x * self.rows
+
+
+class PerLength:
+    """Rotary rows for whole queries and for merged keys in one table: multiplying takes those that fit."""
+
+    def __init__(self, *tables: Tensor | PerSample) -> None:
+        self.tables = tables
+
+    def __getitem__(self, index: tuple) -> PerLength:
+        return PerLength(*(table[index] for table in self.tables))
+
+    def to(self, device: torch.device) -> PerLength:
+        return PerLength(*(table.to(device) for table in self.tables))
+
+    def __rmul__(self, x: Tensor) -> Tensor:
+        return x * next(table for table in self.tables if _fits(table.shape, x.shape))
+
+
+def _fits(table: torch.Size, x: torch.Size) -> bool:
+    return all(a in (1, b) for a, b in zip(reversed(table), reversed(x)))
