@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from os import PathLike
 from typing import Any, TypeVar
 
 from . import hook
@@ -17,6 +18,7 @@ from .config import Config, make
 from .errors import NotPatchedError
 from .families import FAMILIES, Family, family_of
 from .report import Report, make_report
+from .settings import load as load_settings
 
 __version__ = "0.1.0"
 __all__ = ["Config", "apply", "families", "merged", "remove", "report"]
@@ -25,15 +27,22 @@ Target = TypeVar("Target")  # a pipeline or a model
 
 
 def apply(
-    target: Target, config: Config | None = None, *, preset: str | None = None, **settings: Any
+    target: Target,
+    config: Config | str | PathLike[str] | None = None,
+    *,
+    preset: str | None = None,
+    **settings: Any,
 ) -> Target:
     """Let the transformer blocks of a diffusers pipeline, UNet or transformer run on fewer tokens.
 
-    Give a `Config`, or its fields by keyword, on top of a preset where one is named ("toma", "toma_once",
-    "toma_tile", "toma_stripe"). Applying again replaces what was there. Returns the target.
+    Give a `Config`, the name of a settings file, or fields of a `Config` by keyword, on top of a preset where
+    one is named ("toma", "toma_once", "toma_tile", "toma_stripe"). Applying again replaces what was there.
+    Returns the target.
     """
     model, pipeline = hook.denoiser(target)
     family = family_of(model)
+    if isinstance(config, (str, PathLike)):
+        config = load_settings(config).config
     patch = hook.Patch(model, family, make(config, preset, settings, family.paper_reuse), pipeline)
     remove(model)
     hook.attach(patch)
@@ -50,7 +59,11 @@ def remove(target: Target) -> Target:
 
 @contextlib.contextmanager
 def merged(
-    target: Target, config: Config | None = None, *, preset: str | None = None, **settings: Any
+    target: Target,
+    config: Config | str | PathLike[str] | None = None,
+    *,
+    preset: str | None = None,
+    **settings: Any,
 ) -> Iterator[Target]:
     """Merging for the length of a `with` block, then again what was there before."""
     model = hook.denoiser(target)[0]

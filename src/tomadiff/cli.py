@@ -16,6 +16,7 @@ from tomadiff.generate import Request, check_writable, draw, save
 from tomadiff.load import DTYPES, load
 from tomadiff.maps import Recorder
 from tomadiff.quality import command as evaluation
+from tomadiff.settings import load as load_settings
 from tomadiff.viz import beside, merge_map
 
 SETTINGS = (
@@ -89,6 +90,7 @@ def add_picture_arguments(added: argparse.ArgumentParser, output: str) -> None:
     added.add_argument("--device", default="cpu")
     added.add_argument("--dtype", choices=list(DTYPES), default="fp32")
     settings = added.add_argument_group("merging")
+    settings.add_argument("--settings", type=Path, metavar="FILE", help="all of this, from a settings file")
     settings.add_argument("--ratio", type=float, help="share of tokens removed (default: the method's own)")
     settings.add_argument("--preset", choices=list(PRESETS))
     for name in ("method", "where", "regions", "assign", "share"):
@@ -114,7 +116,7 @@ def generate(args: argparse.Namespace) -> None:
     for number, output in enumerate(outputs):
         request = Request(first.prompt, args.seed + number, first.steps, first.size, first.guidance)
         dense = draw(pipe, request) if args.compare else None
-        with tomadiff.merged(pipe, preset=args.preset, **chosen(args)):
+        with tomadiff.merged(pipe, args.settings, preset=args.preset, **chosen(args)):
             picture, seconds = draw(pipe, request)
             settings = {
                 "prompt": request.prompt,
@@ -134,7 +136,7 @@ def generate(args: argparse.Namespace) -> None:
 def map_merges(args: argparse.Namespace) -> None:
     """Draw which tokens are destinations and which went to them, over the finished picture."""
     pipe, request = prepare(args)
-    tomadiff.apply(pipe, preset=args.preset, **chosen(args))
+    tomadiff.apply(pipe, args.settings, preset=args.preset, **chosen(args))
     recorder = Recorder(pipe, args.at)
     picture, _ = draw(pipe, request, callback_on_step_end=recorder)
     if not recorder.maps:
@@ -154,7 +156,11 @@ def families(args: argparse.Namespace) -> None:
 def prepare(args: argparse.Namespace) -> tuple[Any, Request]:
     """The pipeline and what to ask of it; mistakes come up before anything long starts."""
     check_writable(args.output)
-    if args.preset is None:
+    if args.settings is not None and (args.preset is not None or chosen(args)):
+        raise ValueError(f"--settings {args.settings} has all settings in it: leave out the others")
+    if args.settings is not None:
+        load_settings(args.settings)
+    elif args.preset is None:
         tomadiff.Config(**chosen(args))
     pipe = load(args.model, args.device, args.dtype)
     size = tuple(args.size) if args.size else None

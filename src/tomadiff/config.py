@@ -280,6 +280,13 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def asked(self) -> dict[str, Any]:
+        """The ratio, and what else is not the method's own: enough to make the same again."""
+        own = Config(method=self.method).to_dict() | {"method": "toma"}
+        return {
+            name: value for name, value in self.to_dict().items() if name == "ratio" or value != own[name]
+        }
+
 
 # The paper's variants. How long plans are kept differs by family, see `make`.
 AS_PUBLISHED: dict[str, Any] = {"share": "kind", "remember": False}
@@ -292,7 +299,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def make(
-    config: Config | None, preset: str | None, settings: Mapping[str, Any], paper_reuse: tuple[int, int]
+    config: Config | None,
+    preset: str | None,
+    settings: Mapping[str, Any],
+    paper_reuse: tuple[int, int] = (1, 1),
 ) -> Config:
     """The configuration that a call of `apply` asks for; presets take their refreshes from `paper_reuse`."""
     if config is not None:

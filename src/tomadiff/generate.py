@@ -1,13 +1,11 @@
-"""Pictures from any diffusers pipeline, timed, and written down whole or not at all."""
+"""Pictures from any diffusers pipeline, timed, and written down with their settings."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import os
-import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,8 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+
+from .files import write_whole
 
 
 @dataclass(frozen=True)
@@ -60,28 +60,3 @@ def save(picture: Image.Image, path: Path, settings: dict[str, Any]) -> None:
     info = PngInfo()
     info.add_text("tomadiff", json.dumps(settings))
     write_whole(path, lambda partial: picture.save(partial, "PNG", pnginfo=info))
-
-
-def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a file beside `path`, then put it in its place; all is on the disk after that."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        write(Path(name))
-        os.chmod(name, 0o644)
-        _sync(Path(name))
-        os.replace(name, path)
-        _sync(path.parent)  # where the new name is written
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir() and os.name != "posix":
-        return  # only there can a folder be opened
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,7 +2,8 @@
 
 A way is `dense`; `tomadiff` (the default of this package), a preset or another method; `tomesd` (the real
 package); or a cache of diffusers. Single settings follow a colon, and several ways are joined by a plus:
-`tomadiff:where=span,shift=True`, `first-block:threshold=0.1+tomadiff`.
+`tomadiff:where=span,shift=True`, `first-block:threshold=0.1+tomadiff`. A settings file (`fast.json`) is the
+way that is written in it, so that what is measured doesn't change with the file.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from . import hook
 from .config import DEFAULTS, PRESETS, Config, make
 from .errors import ConfigError
 from .families import Family, family_of
+from .settings import load as load_settings
 
 DENSE, TOMESD, OURS = "dense", "tomesd", "tomadiff"
 CACHES: dict[str, Callable[..., Any]] = {
@@ -49,11 +51,16 @@ def configuration(way: str, ratio: float, family: Family) -> Config:
         raise ConfigError(
             f"unknown method {way!r}; there are {', '.join(NAMES)}, and {OURS}:setting=value,..."
         )
-    if "ratio" in settings:
-        raise ConfigError(f"{way!r}: give the ratio with --ratio, so that it is the one that is shown")
     if name in DEFAULTS and name not in PRESETS:
         settings = {"method": name, **settings}
     return make(None, name if name in PRESETS else None, {"ratio": ratio, **settings}, family.paper_reuse)
+
+
+def written(config: Config) -> str:
+    """The way that a configuration is."""
+    settings = config.asked()
+    name = settings.pop("method", OURS)
+    return f"{name}:{','.join(f'{key}={value!r}' for key, value in settings.items())}"
 
 
 def usual(ratios: Sequence[float], family: Family) -> list[str]:
@@ -71,13 +78,16 @@ def usual(ratios: Sequence[float], family: Family) -> list[str]:
 def pairs(
     ways: Sequence[str], ratios: Sequence[float], family: Family
 ) -> tuple[list[tuple[str, float]], list[str]]:
-    """(way, ratio): each way at all ratios it can do, dense and caches at 0. And what was left out, why."""
+    """(way, ratio): each way at all ratios it can do, dense, caches and ways with ratios of their own at 0.
+
+    And what was left out, why.
+    """
     found, left_out = [], []
-    for way in dict.fromkeys(ways):
+    for way in dict.fromkeys(map(_spelled_out, ways)):
         parts = way.split("+")
         if sum(map(_merges, parts)) > 1:
             raise ConfigError(f"{way!r} merges twice: take one method, and caches beside it")
-        if not any(_merges(part) for part in parts):
+        if not any(_merges(part) and "ratio" not in parse(part)[1] for part in parts):
             for part in parts:
                 check(part, 0.0, family)
             found.append((way, 0.0))
@@ -107,7 +117,9 @@ def check(part: str, ratio: float, family: Family) -> None:
             raise ConfigError(f"tomesd knows UNets only, not {family.covers}; leave it out, or take tome")
         if find_spec("tomesd") is None:
             raise ImportError("tomesd is not there to compare with: pip install 'tomadiff[bench]'")
-        configuration("tome", ratio, family)  # what tome can't do, the real one would do less of in silence
+        configuration(
+            "tome", settings.get("ratio", ratio), family
+        )  # what tome can't do, the real one would do less of in silence
         import tomesd
 
         _check_settings(part, settings, tomesd.apply_patch)
@@ -138,7 +150,7 @@ def _part_on(pipe: Any, part: str, ratio: float) -> Iterator[None]:
     elif name == TOMESD:
         import tomesd
 
-        tomesd.apply_patch(model, ratio=ratio, **{**TOMESD_SETTINGS, **settings})
+        tomesd.apply_patch(model, **{"ratio": ratio, **TOMESD_SETTINGS, **settings})
         try:
             yield
         finally:
@@ -175,6 +187,12 @@ def _check_settings(part: str, settings: dict[str, Any], function: Callable[...,
     for name in settings:
         if name not in known:
             raise ConfigError(f"{part!r}: unknown setting {name!r}; there are {', '.join(known)}")
+
+
+def _spelled_out(way: str) -> str:
+    """Without the names of settings files, but what is written in them."""
+    parts = way.split("+")
+    return "+".join(written(load_settings(part).config) if part.endswith(".json") else part for part in parts)
 
 
 def _merges(part: str) -> bool:

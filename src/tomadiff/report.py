@@ -85,10 +85,7 @@ def make_report(patch: Patch) -> Report:
 
 
 def _changed(settings: dict[str, Any]) -> str:
-    """The ratio, and what else is not the method's own."""
-    defaults = Config(method=settings["method"]).to_dict() | {"method": "toma"}
-    names = [name for name in settings if name == "ratio" or settings[name] != defaults[name]]
-    return ", ".join(f"{name}={settings[name]}" for name in names)
+    return ", ".join(f"{name}={value}" for name, value in Config(**settings).asked().items())
 
 
 def _table(sites: list[SiteReport]) -> list[str]:

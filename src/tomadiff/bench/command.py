@@ -21,7 +21,7 @@ import tomadiff
 from ..config import Config
 from ..demo.embedded import EMBEDDED
 from ..families import Family, family_of
-from ..generate import write_whole
+from ..files import write_whole
 from ..hook import denoiser
 from ..load import DTYPES, check_device, load
 from ..named import CACHES, NAMES, OURS, pairs, parse, usual
@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="M",
         help=f"any of {', '.join(NAMES)}; single settings follow a colon, as in {OURS}:where=span; "
+        "a settings file (FILE.json); "
         f"diffusers' caches, {', '.join(CACHES)}, alone or joined by a plus, as in first-block+{OURS} "
         "(default: all that the model allows, but no caches)",
     )

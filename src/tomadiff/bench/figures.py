@@ -167,12 +167,12 @@ def words(figures: Sequence[Row]) -> list[str]:
         if not row["method"].startswith(OURS) or "generation_speedup" not in row:
             continue
         saving = 1 - 1 / row["generation_speedup"]
-        height, width = row["size"]
+        (height, width), ratio = row["size"], row["ratio"]
         setting = row["method"].removeprefix(OURS).removeprefix(":")
         verdict = "worth it" if saving >= WORTH else "not worth it"
         does = f"saves {saving:.0%}" if saving >= 0 else f"costs {-saving:.0%}"
         sentences.append(
-            f"at {height} x {width} on this device merging at {row['ratio']:g}"
+            f"at {height} x {width} on this device merging{f' at {ratio:g}' if ratio else ''}"
             f"{f' with {setting}' if setting else ''} {does}: {verdict}"
         )
     return sentences

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..generate import write_whole
+from ..files import write_whole
 from ..named import DENSE, OURS
 from .figures import Row
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..generate import write_whole
+from ..files import write_whole
 from ..named import label
 from . import figures
 from .measure import Run

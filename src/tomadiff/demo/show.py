@@ -15,6 +15,7 @@ import tomadiff
 from tomadiff.generate import Request, check_writable, draw, save
 from tomadiff.maps import Recorder
 from tomadiff.quality.metrics import psnr, ssim
+from tomadiff.settings import load as load_settings
 from tomadiff.viz import beside, contact_sheet, merge_map
 
 from .embedded import EMBEDDED, load_embedded
@@ -31,42 +32,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", choices=list(EMBEDDED), default=list(EMBEDDED))
     parser.add_argument("--prompts", nargs="+", default=list(PROMPTS))
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument(
+        "--settings", type=Path, nargs="+", default=[], metavar="FILE", help="settings files to show beside"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     """Draw a few prompts with the embedded models, dense and at three ratios, from the same noise."""
+    ways = {f"ratio {ratio}" if ratio else "dense": tomadiff.Config(ratio=ratio) for ratio in RATIOS}
+    ways |= {path.stem: load_settings(path).config for path in args.settings}
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.models:
         check_writable(args.out / f"{name}.png")
-        show(name, args.out, args.prompts, args.steps)
+        show(name, args.out, args.prompts, args.steps, ways)
 
 
-def show(name: str, folder: Path, prompts: list[str], steps: int) -> None:
+def show(name: str, folder: Path, prompts: list[str], steps: int, ways: dict[str, tomadiff.Config]) -> None:
     pipe = load_embedded(name)
     pipe.set_progress_bar_config(disable=True)
     requests = [Request(prompt, seed=1, steps=steps) for prompt in prompts]
     draw(pipe, Request(prompts[0], steps=1))  # warm up
     pictures: list[list[Image.Image]] = []
     seconds: list[list[float]] = []
-    kept: dict[float, str] = {}
+    kept: dict[str, str] = {}
     for number, request in enumerate(requests, 1):
         print(f"\r{name}: {number}/{len(requests)} {request.prompt:20}", end="", flush=True)
         row = []
-        for ratio in RATIOS:
-            with tomadiff.merged(pipe, ratio=ratio):
+        for title, config in ways.items():
+            with tomadiff.merged(pipe, config):
                 row.append(draw(pipe, request))
                 report = tomadiff.report(pipe)
                 finest = max(report.sites, key=lambda site: site.tokens)
-                kept[ratio] = f"{finest.kept} of {finest.tokens}"
+                kept[title] = f"{finest.kept} of {finest.tokens}"
         pictures.append([picture for picture, _ in row])
         seconds.append([took for _, took in row])
     print(f"\r{name} ({report.model}), {steps} steps, {torch.get_num_threads()} threads".ljust(50))
     scores = table(pictures, seconds, kept)
-    columns = ["dense", *(f"ratio {ratio}" for ratio in RATIOS[1:])]
     captions = [[""] + [f"{value:.1f} dB" for value in row] for row in scores]
     big = [[picture.resize((128, 128), Image.Resampling.NEAREST) for picture in row] for row in pictures]
-    settings = {"model": name, "prompts": prompts, "seed": 1, "steps": steps, "ratios": RATIOS}
-    save(contact_sheet(big, columns, prompts, captions), folder / f"{name}.png", settings)
+    settings = {"model": name, "prompts": prompts, "seed": 1, "steps": steps}
+    settings["ways"] = {title: config.asked() for title, config in ways.items()}
+    save(contact_sheet(big, list(ways), prompts, captions), folder / f"{name}.png", settings)
     print(f"  pictures: {folder / name}.png")
     with tomadiff.merged(pipe, ratio=0.5):
         recorder = Recorder(pipe)
@@ -79,22 +85,23 @@ def show(name: str, folder: Path, prompts: list[str], steps: int) -> None:
 
 
 def table(
-    pictures: list[list[Image.Image]], seconds: list[list[float]], kept: dict[float, str]
+    pictures: list[list[Image.Image]], seconds: list[list[float]], kept: dict[str, str]
 ) -> list[list[float]]:
-    """Print tokens, time and fidelity for each ratio; returns PSNR to dense, prompts by ratios."""
-    print("  ratio  finest tokens  s / image  speed-up  PSNR to dense  SSIM")
+    """Print tokens, time and fidelity for each way; returns PSNR to dense, prompts by ways."""
+    width = max(map(len, kept))
+    print(f"  {'':{width}}  finest tokens  s / image  speed-up  PSNR to dense  SSIM")
     scores = []
-    for column, ratio in enumerate(RATIOS):
+    for column, title in enumerate(kept):
         took = statistics.median(row[column] for row in seconds)
         speedup = statistics.median(row[0] / row[column] for row in seconds)
         dense, merged = (as_tensor([row[at] for row in pictures]) for at in (0, column))
         decibels, structure = psnr(dense, merged), ssim(dense, merged)
-        if ratio:
+        if column:
             scores.append(decibels.tolist())
             quality = f"{decibels.mean():10.1f} dB  {structure.mean():.3f}"
         else:
             quality = "             -      -"
-        print(f"  {ratio:5.2f}  {kept[ratio]:>13}  {took:9.2f}  {speedup:7.2f}x  {quality}")
+        print(f"  {title:{width}}  {kept[title]:>13}  {took:9.2f}  {speedup:7.2f}x  {quality}")
     return [list(row) for row in zip(*scores)]
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from ..demo.embedded import EMBEDDED
 from ..families import family_of
-from ..generate import write_whole
+from ..files import write_whole
 from ..hook import denoiser
 from ..load import DTYPES, check_device, load
 from ..named import CACHES, DENSE, NAMES, OURS, pairs
@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="M",
         help=f"any of {', '.join(NAMES)}; single settings follow a colon, as in {OURS}:where=span; "
+        "a settings file (FILE.json); "
         f"diffusers' caches, {', '.join(CACHES)}, alone or joined by a plus "
         f"(default: {OURS}); {DENSE} is always there",
     )

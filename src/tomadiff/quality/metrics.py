@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..generate import write_whole
+from ..files import write_whole
 
 # what numpy raises for a file that is something else, or cut short
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, EOFError, BadZipFile, zlib.error)

@@ -40,7 +40,7 @@ def _part(part: str, ratio: float, family: Family) -> dict[str, Any]:
 
         known = inspect.signature(tomesd.apply_patch).parameters.values()
         defaults = {p.name: p.default for p in known if p.default is not p.empty}
-        return {"version": version("tomesd"), **defaults, **TOMESD_SETTINGS, **settings, "ratio": ratio}
+        return {"version": version("tomesd"), **defaults, "ratio": ratio, **TOMESD_SETTINGS, **settings}
     if name in CACHES:
         return asdict(CACHES[name](**settings))
     return configuration(part, ratio, family).to_dict()

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..generate import write_whole
+from ..files import write_whole
 from .job import Drawing, Job, Work
 
 Key = tuple[str, int, str, float]  # prompt, seed, way, ratio

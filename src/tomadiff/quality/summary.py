@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from ..generate import write_whole
+from ..files import write_whole
 from ..named import OURS, label, parse
 from ..viz import contact_sheet, markdown
 from .job import REFERENCE, Way

@@ -8,7 +8,6 @@ in the cache each time it is asked for. Pickles are read without running anythin
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ..generate import write_whole
+from ..files import cache, write_whole
 
 
 class NotAvailable(ValueError):
@@ -61,13 +60,6 @@ WEIGHTS = {
         64,
     ),
 }
-
-
-def cache() -> Path:
-    """$TOMADIFF_CACHE, else tomadiff in $XDG_CACHE_HOME, else in ~/.cache."""
-    if folder := os.environ.get("TOMADIFF_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tomadiff"
 
 
 def find(name: str) -> Path:

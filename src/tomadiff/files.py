@@ -1,0 +1,41 @@
+"""Files that are whole or not there, and the folder for what should not have to be made twice."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def cache() -> Path:
+    """$TOMADIFF_CACHE, else tomadiff in $XDG_CACHE_HOME, else in ~/.cache."""
+    if folder := os.environ.get("TOMADIFF_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tomadiff"
+
+
+def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Let `write` fill a file beside `path`, then put it in its place; all is on the disk after that."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        write(Path(name))
+        os.chmod(name, 0o644)
+        _sync(Path(name))
+        os.replace(name, path)
+        _sync(path.parent)  # where the new name is written
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir() and os.name != "posix":
+        return  # only there can a folder be opened
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,119 @@
+"""Settings files: what was asked for comes back, and what is wrong with a file is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pipelines import draw, make
+
+import tomadiff
+from tomadiff import settings
+from tomadiff.cli import main
+from tomadiff.errors import ConfigError
+from tomadiff.families import unet
+from tomadiff.named import configuration, pairs
+
+CONFIGS: list[dict[str, Any]] = [
+    {},
+    {"ratio": {1: 0.75, 2: 0.25}},
+    {"ratio": {"block": 0.5}, "where": "block", "share": "kind", "shift": True},
+    {"where": "module", "modules": ("self", "mlp"), "weigh_keys": True, "dense_steps": 0.25},
+    {"where": "kv", "dense_every": 4, "dense_steps": 1},
+    {"method": "tome", "where": "block"},
+    {"method": "todo"},
+]
+
+
+@pytest.mark.parametrize("given", CONFIGS, ids=str)
+def test_a_config_comes_back_from_its_file_and_from_its_way(given: dict[str, Any], tmp_path: Path) -> None:
+    config = tomadiff.Config(**given)
+    settings.save(tmp_path / "some.json", config, {"device": "abacus", "psnr": 41.5})
+    found = settings.load(tmp_path / "some.json")
+    assert found.config == config and found.notes == {"device": "abacus", "psnr": 41.5}
+    ((way, ratio),), left_out = pairs([str(tmp_path / "some.json")], [0.1], unet.FAMILY)
+    assert configuration(way, ratio, unet.FAMILY) == config and not left_out
+
+
+def test_a_file_has_only_what_was_asked_for(tmp_path: Path) -> None:
+    settings.save(tmp_path / "some.json", tomadiff.Config(ratio=0.25, dense_every=4))
+    content = json.loads((tmp_path / "some.json").read_text())
+    assert content["config"] == {"ratio": 0.25, "dense_every": 4}
+
+
+def test_apply_and_merged_take_a_file_by_name_or_path(tmp_path: Path) -> None:
+    path = tmp_path / "some.json"
+    settings.save(path, tomadiff.Config(ratio={1: 0.5}, where="block"))
+    pipe = make("sd1")
+    tomadiff.apply(pipe, ratio={1: 0.5}, where="block")
+    expected = draw(pipe)
+    tomadiff.apply(pipe, str(path))
+    assert torch.equal(draw(pipe), expected)
+    tomadiff.remove(pipe)
+    with tomadiff.merged(pipe, path):
+        assert torch.equal(draw(pipe), expected)
+
+
+def test_a_file_and_keywords_together_are_refused(tmp_path: Path) -> None:
+    settings.save(tmp_path / "some.json", tomadiff.Config())
+    with pytest.raises(ConfigError, match="not both"):
+        tomadiff.apply(make("sd1"), tmp_path / "some.json", ratio=0.25)
+
+
+def test_a_config_that_does_not_fit_the_model_is_refused_as_ever(tmp_path: Path) -> None:
+    settings.save(tmp_path / "some.json", tomadiff.Config(ratio={16: 0.5}))
+    with pytest.raises(ConfigError, match="it has 1, 2, 'block'"):
+        tomadiff.apply(make("sd1"), tmp_path / "some.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "not JSON"),
+        ("\x00\xff", "not JSON"),
+        ("[]", "no settings file"),
+        ('{"config": {"ratio": 0.5}}', "no settings file"),
+        ('{"tomadiff settings": 2, "config": {}}', "version 2"),
+        ('{"tomadiff settings": 1}', '"config" must be'),
+        ('{"tomadiff settings": 1, "config": 0.5}', '"config" must be'),
+        ('{"tomadiff settings": 1, "config": {}, "notes": "fast"}', '"notes"'),
+        ('{"tomadiff settings": 1, "config": {}, "note": {}}', "unknown 'note'"),
+        ('{"tomadiff settings": 1, "config": {"ratios": 0.5}}', "did you mean 'ratio'"),
+        ('{"tomadiff settings": 1, "config": {"ratio": NaN}}', "at least 0"),
+    ],
+)
+def test_a_file_that_is_wrong_says_how(content: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "some.json").write_text(content, encoding="latin-1")
+    with pytest.raises(ConfigError) as error:
+        tomadiff.apply(make("sd1"), tmp_path / "some.json")
+    assert says in str(error.value) and "some.json" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["toma_tile", ".", "no/such.json"])
+def test_what_is_no_file_is_told(name: str) -> None:
+    with pytest.raises(ConfigError, match="can't be read as a settings file"):
+        tomadiff.apply(make("sd1"), name)
+
+
+def test_the_commands_take_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings.save("some.json", tomadiff.Config(ratio={2: 0.5}, where="block", dense_every=0))
+    small = ["--model", "emoji-unet", "--steps", "2"]
+    assert main(["generate", "fox", *small, "--settings", "some.json", "-o", "x.png"]) == 0
+    assert main(["merge-map", "fox", *small, "--settings", "some.json", "-o", "map.png"]) == 0
+    evaluation = ["eval", *small, "--limit", "1", "--metrics", "psnr", "--methods", "some.json", "-o", "e"]
+    assert main(evaluation) == 0
+    bench = ["bench", "--model", "emoji-unet", "--repeats", "1", "--no-count", "--methods", "dense"]
+    assert main([*bench, "some.json", "--json", "bench.json"]) == 0
+    assert main(["demo", "--models", "emoji-unet", "--steps", "2", "--settings", "some.json"]) == 0
+    measured = json.loads(Path("bench.json").read_text())["settings"]
+    (way,) = (name for name in measured if name != "dense")
+    assert "ratio={2: 0.5}" in way and measured[way]["where"] == "block"
+
+
+def test_commands_refuse_a_file_beside_other_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "fox", "--settings", "some.json", "--ratio", "0.5"]) == 2
+    assert "has all settings in it" in capsys.readouterr().err
