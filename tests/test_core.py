@@ -290,7 +290,7 @@ def test_entries_along_any_axis_follow_their_tokens_also_with_the_text_last(
     axis = shape.index(70)
     numbers = torch.arange(70) + 100 * torch.arange(samples)[:, None]
     table = numbers.reshape(samples, *(70 if a == axis else 1 for a in range(1, len(shape)))).expand(shape)
-    rows = destination_rows(p, table, axis, text_last=True).movedim(axis, 1).flatten(2)[..., 0]
+    rows = destination_rows(p, table, axis, before=0).movedim(axis, 1).flatten(2)[..., 0]
     offset = 100 * torch.arange(samples)[:, None]
     assert torch.equal(rows[:, :32] - offset, p.destinations)
     assert torch.equal(rows[:, 32:], (torch.arange(64, 70) + offset).expand(2, -1))

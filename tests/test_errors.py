@@ -203,19 +203,19 @@ def test_a_block_that_is_left_out_of_its_run_is_an_error() -> None:
 
 
 def test_tokens_that_are_no_grid_are_refused_unless_stripes_do() -> None:
-    """As with an image's reference in Flux Kontext: its tokens follow those of the image."""
+    """As with tokens of a picture of which some are left out."""
     pipe = make("flux")
     model = denoiser(pipe)
-    ids = torch.cat([grid_ids(4, 4, 0), grid_ids(4, 6, 1)])
     call = {
         "hidden_states": torch.randn(1, 40, 16),
         "encoder_hidden_states": text(0)[0],
         "pooled_projections": text(0)[1],
         "timestep": torch.tensor([0.5]),
-        "img_ids": ids,
+        "img_ids": grid_ids(6, 8, 0)[8:],
         "txt_ids": torch.zeros(7, 3),
         "return_dict": False,
     }
+    call["img_ids"] = torch.cat([call["img_ids"][:20], call["img_ids"][20:].flip(0)])
     with torch.no_grad():
         tomadiff.apply(model, ratio=0.5)
         with pytest.raises(UnsupportedModelError, match="stripe"):

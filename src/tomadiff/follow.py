@@ -13,23 +13,32 @@ from .errors import UnsupportedModelError
 from .families import Rows
 
 
-def follow(plan: Reduction, rows: Rows, argument: Any, keys_only: bool = False) -> Any:
-    """An argument with entries for merged tokens; for whole queries too, where only keys are merged."""
+def follow(
+    plan: Reduction, rows: Rows, argument: Any, others: tuple[int, int] = (0, 0), keys_only: bool = False
+) -> Any:
+    """An argument with entries for merged tokens; for whole queries too, where only keys are merged.
+
+    `others` are the tokens of other pictures, before and behind those of the plan.
+    """
     if isinstance(argument, (tuple, list)):
         those = rows.inside or range(len(argument))
         members = replace(rows, inside=())
         return tuple(
-            follow(plan, members, member, keys_only) if number in those else member
+            follow(plan, members, member, others, keys_only) if number in those else member
             for number, member in enumerate(argument)
         )
     if rows.ndim not in (None, argument.ndim) or argument.shape[rows.axis] == 1:
         return argument
-    if argument.shape[rows.axis] < plan.regions.tokens:
+    before, behind = others
+    text = argument.shape[rows.axis] - plan.regions.tokens - before - behind
+    if text < 0:
         raise UnsupportedModelError(
             f"{rows.argument} of shape {list(argument.shape)} has fewer entries than there are tokens, "
             f"{plan.regions.tokens}: these can't be merged with it"
         )
-    merged: Tensor | PerSample = destination_rows(plan, argument, rows.axis, rows.text_last)
+    merged: Tensor | PerSample = destination_rows(
+        plan, argument, rows.axis, before if rows.text_last else before + text
+    )
     if rows.axis == 0:
         merged = merged[0] if len(merged) == 1 else PerSample(merged)
     return PerLength(argument, merged) if keys_only else merged
@@ -52,6 +61,9 @@ class PerSample:
     def __getitem__(self, index: tuple) -> Tensor:
         return self.rows[(slice(None), *index[1:])]
 
+    def unsqueeze(self, axis: int) -> Tensor:
+        return self.rows.unsqueeze(axis + 1)
+
     def __rmul__(self, x: Tensor) -> Tensor:
         return x * self.rows
 
@@ -64,6 +76,9 @@ class PerLength:
 
     def __getitem__(self, index: tuple) -> PerLength:
         return PerLength(*(table[index] for table in self.tables))
+
+    def unsqueeze(self, axis: int) -> PerLength:
+        return PerLength(*(table.unsqueeze(axis) for table in self.tables))
 
     def to(self, device: torch.device) -> PerLength:
         return PerLength(*(table.to(device) for table in self.tables))

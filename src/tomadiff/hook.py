@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from diffusers.hooks import HookRegistry, ModelHook
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -83,7 +84,7 @@ class Run:
     tokens: Tensor | None = None  # arranged
     merged: Tensor | None = None
     before: Tensor | None = None  # a dense step, the sequence as it was
-    text: int = 0  # tokens of the text in front of the image's, which are never merged
+    around: tuple[int, int] = (0, 0)  # tokens before and behind the picture's, which are never merged
 
     def clear(self) -> None:
         self.kept = self.tokens = self.merged = self.before = None
@@ -117,6 +118,7 @@ class Patch:
         self.block_input: Tensor | None = None  # of the block under way, where modules in it need that
         self._parameters = parameter_names(model)
         self._grid: tuple[list[Any], tuple[int, ...]] = ([], ())
+        self.others = (0, 0)  # tokens of other pictures, before and behind those of the one that is drawn
         self._start = 0.0
 
     @torch.compiler.disable
@@ -156,6 +158,7 @@ class Patch:
         sources = [call.get(name) for name in ([names] if isinstance(names, str) else names)]
         if len(sources) != len(self._grid[0]) or any(a is not b for a, b in zip(sources, self._grid[0])):
             self._grid = (sources, self.family.grid(self.model, *sources))
+            self.others = self.family.others(self.model, *sources)
 
     def _check_modules(self) -> None:
         """LoRA puts layers of its own in the place of linear ones, and unloading puts those back."""
@@ -256,7 +259,7 @@ class Patch:
         """What belongs to single tokens, for a plan's destinations; made once a call."""
         key = (id(plan), id(argument), rows)
         if key not in self.followed:  # which holds on to the argument, so that no other takes its address
-            self.followed[key] = (argument, follow(plan, rows, argument, keys_only))
+            self.followed[key] = (argument, follow(plan, rows, argument, self.others, keys_only))
         return self.followed[key][1]
 
     @contextlib.contextmanager
@@ -404,15 +407,16 @@ class SiteHook(ModelHook):
     def _merge(self, module: nn.Module, call: Call, first: bool = True) -> Tensor:
         """The site's sequence with merged image tokens, which the run keeps in mind."""
         run, sequence = self.run, call[self.argument]
-        run.text = self._text(sequence)
-        tokens = sequence[:, run.text :]
+        if first:
+            run.around = self._around(sequence)
+        tokens = picture(sequence, run.around)
         run.kept = self.patch.plan(self, module, call, tokens)
         plan = run.kept.plan
         with self.patch.overhead("merge", tokens.device):
             run.tokens = plan.regions.arrange(tokens) if first else tokens
             run.merged = plan.merge(run.tokens)
             self.tokens, self.kept = plan.regions.tokens, run.merged.shape[1]
-            return torch.cat([sequence[:, : run.text], run.merged], dim=1) if run.text else run.merged
+            return with_picture(sequence, run.around, run.merged)
 
     @torch.compiler.disable(recursive=False)
     def _attend(self, module: nn.Module, call: Call) -> Tensor | tuple[Tensor, ...]:
@@ -458,7 +462,7 @@ class SiteHook(ModelHook):
                 )
         self._check_attention()
         if site.weigh_keys is not None and kept.key_bias is not None:
-            site.weigh_keys(call, kept.key_bias, self.run.text)
+            site.weigh_keys(call, F.pad(kept.key_bias, self.run.around))
 
     def _check_attention(self) -> None:
         """Some things that others do to attention can't be done to merged tokens."""
@@ -487,7 +491,7 @@ class SiteHook(ModelHook):
         run, plan = self.run, self.run.kept.plan
 
         def whole(y: Tensor, place: int) -> Tensor:
-            image = y[:, run.text :] if run.text else y
+            image = picture(y, run.around)
             if self.patch.remembers:
                 x = self._change(image - run.merged if self.site.residual else image, place)
                 x = run.tokens + x if self.site.residual else x
@@ -497,7 +501,7 @@ class SiteHook(ModelHook):
             else:
                 x = plan.unmerge(image)
             x = plan.regions.restore(x) if last else x
-            return torch.cat([y[:, : run.text], x], dim=1) if run.text else x
+            return with_picture(y, run.around, x)
 
         with self.patch.overhead("unmerge", run.merged.device):
             if not self.site.outputs:
@@ -520,17 +524,33 @@ class SiteHook(ModelHook):
         x, self.run.before = self.run.before, None
         if not self.patch.remembers or not self.place.ratio:
             return
-        text, clock = self._text(x), self.patch.clock
+        around, clock = self._around(x), self.patch.clock
         for place, y in enumerate(output if self.site.outputs else (output,)):
             if self.site.outputs and place not in self.site.outputs:
                 continue
-            change = (y - x if self.site.residual else y)[:, text:].detach()
+            change = picture(y - x if self.site.residual else y, around).detach()
             key = (clock.call, self.patch.cut, place, len(change))
             self.memories[key] = Memory.of(clock.step, change, self.memories.get(key))
 
-    def _text(self, sequence: Tensor) -> int:
-        """How many tokens of a sequence, in front of the image's, are the text's."""
-        return sequence.shape[1] - math.prod(self.patch.grid(self.place.level)) if self.site.lead else 0
+    def _around(self, sequence: Tensor) -> tuple[int, int]:
+        """How many tokens of a sequence are before and behind those of the picture."""
+        before, behind = self.patch.others
+        text = sequence.shape[1] - math.prod(self.patch.grid(self.place.level)) - before - behind
+        return before + text * self.site.lead, behind + text * self.site.trail
+
+
+def picture(sequence: Tensor, around: tuple[int, int]) -> Tensor:
+    """The picture's tokens of a sequence, [B, S, C]."""
+    before, behind = around
+    return sequence[:, before : sequence.shape[1] - behind] if before or behind else sequence
+
+
+def with_picture(sequence: Tensor, around: tuple[int, int], tokens: Tensor) -> Tensor:
+    """A sequence with other tokens for its picture."""
+    before, behind = around
+    if not before and not behind:
+        return tokens
+    return torch.cat([sequence[:, :before], tokens, sequence[:, sequence.shape[1] - behind :]], dim=1)
 
 
 def join_runs(hooks: list[SiteHook]) -> None:

@@ -67,17 +67,17 @@ class Plan:
         return self.slots.pack(self.assignment.sum(-1)).clamp_min(1e-4).log()
 
 
-def destination_rows(plan: Reduction, table: Tensor, axis: int = 0, text_last: bool = False) -> Tensor:
-    """The destinations' entries of a table with an entry a token, and those of the text as they are.
+def destination_rows(plan: Reduction, table: Tensor, axis: int = 0, before: int | None = None) -> Tensor:
+    """The destinations' entries of a table with an entry a token, and those of others as they are.
 
-    [L + N, ...] -> [B, L + K, ...]; where another axis is the tokens', the first is the samples', one for all
-    or B: [1, ..., L + N, ...] -> [B, ..., L + K, ...]. With `text_last`, the L entries follow the others.
+    [L + N + M, ...] -> [B, L + K + M, ...]; where another axis is the tokens', the first is the samples', one
+    for all or B: [1, ..., L + N + M, ...] -> [B, ..., L + K + M, ...]. `before` is L; if not said, M is 0.
     """
-    places, text = plan.destinations, table.shape[axis] - plan.regions.tokens
-    if text:
-        first = plan.regions.tokens if text_last else 0
-        others = torch.arange(first, first + text, device=places.device).expand(len(places), -1)
-        places = torch.cat([places, others] if text_last else [others, places + text], dim=1)
+    places, length, tokens = plan.destinations, table.shape[axis], plan.regions.tokens
+    before = length - tokens if before is None else before
+    if length > tokens:
+        others = torch.arange(length, device=places.device).expand(len(places), -1)
+        places = torch.cat([others[:, :before], places + before, others[:, before + tokens :]], dim=1)
     if axis == 0:
         return table[places]
     table = table.movedim(axis, 1)

@@ -34,6 +34,7 @@ class Site:
     path: str = ""  # from the block; empty for the block itself
     tokens: str | None = "hidden_states"  # the argument with the image tokens; None for the first
     lead: bool = False  # text comes first, in the tokens and in what comes back
+    trail: bool = False  # or last
     outputs: tuple[int, ...] = ()  # where they come back in a tuple; empty if they are all that comes back
     residual: bool = False  # x + f(x): what is unmerged is the change
     rotary: tuple[Rows, ...] = ()  # the positions of queries and keys
@@ -41,8 +42,8 @@ class Site:
     mask: str | None = None  # the argument that would hold a mask over image keys
     # normalises the tokens to make a plan from, where they don't come normalised
     features: Callable[[nn.Module, Call], Tensor] | None = None
-    # hands a bias on the image keys, [B, K], to the call; `text` is the number of text tokens that lead
-    weigh_keys: Callable[[Call, Tensor, int], None] | None = None
+    # hands a bias on the keys that come from the site's tokens, [B, S], to the call
+    weigh_keys: Callable[[Call, Tensor], None] | None = None
     # of attention whose queries stay whole: where merged tokens go in for keys and values, as an argument or
     # as the input of projections
     keys_argument: str | None = None
@@ -74,6 +75,8 @@ class Family:
     blocks: tuple[Block, ...]
     grid_from: str | tuple[str, ...]  # the model's arguments that tell the grid
     grid: Callable[..., tuple[int, ...]]  # of the finest level, from the model and these arguments
+    # tokens of other pictures, before and behind those of the picture, from the same arguments; never merged
+    others: Callable[..., tuple[int, int]] = lambda model, *sources: (0, 0)
     level: Callable[[nn.Module, str], int] = lambda model, block: 1  # how far a block's grid is downsampled
     # first parts of the names of blocks, as they run, where that is not the order of the model's modules
     parts: tuple[str, ...] = ()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import sequence
 from .family import Block, Call, Family, Rows, Site
 
 
@@ -19,27 +19,19 @@ def single_normalised(block: nn.Module, call: Call) -> Tensor:
     return block.norm(call["hidden_states"], emb=call["temb"])[0]
 
 
-def mask(call: Call, bias: Tensor, text: int) -> Tensor:
-    """[B, 1, 1, T + K]: the text is in front, in the same sequence or in one of its own."""
-    if call.get("encoder_hidden_states") is not None:
-        text = call["encoder_hidden_states"].shape[1]
-    return F.pad(bias, (text, 0))[:, None, None]
+def mask(call: Call, bias: Tensor) -> Tensor:
+    """[B, 1, 1, T + S]: text that is in a sequence of its own comes in front."""
+    text = call.get("encoder_hidden_states")
+    return (bias if text is None else F.pad(bias, (text.shape[1], 0)))[:, None, None]
 
 
-def weigh_module_keys(call: Call, bias: Tensor, text: int) -> None:
-    call["attention_mask"] = mask(call, bias, text)
+def weigh_module_keys(call: Call, bias: Tensor) -> None:
+    call["attention_mask"] = mask(call, bias)
 
 
-def weigh_block_keys(call: Call, bias: Tensor, text: int) -> None:
+def weigh_block_keys(call: Call, bias: Tensor) -> None:
     more = call.get("joint_attention_kwargs") or {}
-    call["joint_attention_kwargs"] = {**more, "attention_mask": mask(call, bias, text)}
-
-
-def grid(model: nn.Module, img_ids: Tensor) -> tuple[int, ...]:
-    """Rows and columns, from the position of the last token. Waits for the device, once for each table."""
-    last = (img_ids[0] if img_ids.ndim == 3 else img_ids)[-1].tolist()
-    grid, tokens = (int(last[1]) + 1, int(last[2]) + 1), img_ids.shape[-2]
-    return grid if math.prod(grid) == tokens else (tokens,)  # more pictures in one sequence are no grid
+    call["joint_attention_kwargs"] = {**more, "attention_mask": mask(call, bias)}
 
 
 ROTARY = (Rows("image_rotary_emb"),)
@@ -68,6 +60,7 @@ FAMILY = Family(
     models=("FluxTransformer2DModel",),
     blocks=(JOINT, SINGLE),
     grid_from="img_ids",
-    grid=grid,
+    grid=sequence.grid,
+    others=sequence.others,
     between_blocks=("controlnet_block_samples", "controlnet_single_block_samples"),
 )

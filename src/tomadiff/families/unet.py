@@ -11,7 +11,7 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
     return block.norm1(call["hidden_states"])
 
 
-def weigh_keys(call: Call, bias: Tensor, text: int) -> None:
+def weigh_keys(call: Call, bias: Tensor) -> None:
     call["attention_mask"] = bias[:, None]  # [B, 1, K]
 
 
