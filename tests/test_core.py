@@ -115,6 +115,18 @@ def test_tiles_are_boxes_of_at_most_the_size_asked_for(height: int, width: int, 
         assert columns[-1] - columns[0] + 1 == len(columns) <= size
 
 
+def test_tiles_of_a_video_lie_within_a_frame_unless_boxes_are_asked_for() -> None:
+    frames = torch.arange(4 * 6 * 8.0)[None, :, None] // 48
+    for size, tokens, spans in ((4, 12, 1), ((2, 3, 4), 24, 2), ((3, 6, 8), 96, 2)):
+        regions = cut((4, 6, 8), "tile", size, False, CPU)
+        times = regions.split(regions.arrange(frames))
+        assert set(regions.lengths) == {tokens}
+        assert (times.amax(1) - times.amin(1)).max() + 1 == spans
+    assert cut((4, 6, 8), "stripe", (2, 3, 4), False, CPU).size == 24
+    shifted = cut((4, 6, 8), "tile", (2, 3, 4), True, CPU)
+    assert shifted.order[0] == 48 + 8 + 2, "half a box along each axis"
+
+
 def test_stripes_and_global_regions_of_even_grids_move_nothing() -> None:
     assert cut((16, 16), "stripe", 8, False, CPU).order is None
     assert cut((5, 7), "global", 8, False, CPU).order is None

@@ -192,6 +192,24 @@ def test_todo_takes_the_nearest_neighbour_of_a_coarser_grid(
     ]
 
 
+# -- video -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("method", ["tome", "tofu", "todo"])
+def test_frames_of_a_video_are_merged_each_for_itself(method: str, shifted: bool) -> None:
+    x, y, grid = features(0, 2, 90, 5), features(1, 2, 90, 3), (3, 5, 6)
+    settings = {"ratio": 0.75, "config": Config(method=method, ratio=0.75), "shifted": shifted, "depth": 0.9}
+    video = METHODS[method](x, grid, **settings)
+    frames = METHODS[method](x.reshape(6, 30, 5), grid[1:], **settings)
+    merged = video.merge(y)
+    assert torch.equal(merged.reshape(6, -1, 3), frames.merge(y.reshape(6, 30, 3)))
+    assert torch.equal(video.unmerge(merged), frames.unmerge(merged.reshape(6, -1, 3)).reshape(2, 90, 3))
+    first = 30 * torch.arange(3).repeat(2)[:, None]
+    assert torch.equal(video.owners().reshape(6, 30), frames.owners() + first)
+    assert torch.equal(video.log_sizes().reshape(6, -1), frames.log_sizes())
+
+
 # -- keys and values alone ---------------------------------------------------------------------------------
 
 

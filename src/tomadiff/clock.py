@@ -79,4 +79,5 @@ def _read(timestep: Tensor | float, scheduler: Any, forward: int) -> Time:
     if timestep.device.type != "cpu" and hasattr(scheduler, "step_index"):
         return Time("index", scheduler.step_index or 0)
     # waits for the device in one case only: a bare model there, and a timestep made anew for each call
-    return Time("value", forward * float(timestep.flatten()[0]))
+    # (where each token has a timestep, those of a picture that is given have none to go)
+    return Time("value", forward * float(timestep.max()))

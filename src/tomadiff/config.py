@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -69,7 +70,8 @@ class Config:
     method: "toma"; "tome", "tofu" and "todo" to compare with; "ideal" runs the same sites on the first tokens
         with no merging at all, a speed limit to measure against, not a way to make pictures.
     regions ("tile"): merge within "tile"s, within "stripe"s of the sequence, or "global"ly.
-    region_size (8): tokens on a tile's side; a stripe is as long as a tile has tokens.
+    region_size (8): tokens on a tile's side; a stripe is as long as a tile has tokens. In video, a tile lies
+        within a frame; give one size for each axis, as in (2, 8, 8), for boxes over time, height and width.
     assign ("region"): a token goes to destinations of its own "region", or "global"ly to any.
     where ("span"): merge around each "block", around each "module" in it, once around a "span" of
         consecutive blocks, or only the keys and values of self-attention ("kv").
@@ -96,7 +98,7 @@ class Config:
     ratio: float | Mapping[str | int, float] | None = None
     method: str = "toma"
     regions: str | None = None
-    region_size: int | None = None
+    region_size: int | tuple[int, ...] | None = None
     assign: str | None = None
     where: str | None = None
     modules: Collection[str] | None = None
@@ -118,8 +120,8 @@ class Config:
         own = DEFAULTS[self.method]
         self._check_choices([name for name in CHOICES if name in own])
         self._check_modules()
+        self._check_region_size()
         for name, least in (
-            ("region_size", 1),
             ("refresh_destinations", 1),
             ("refresh_weights", 1),
             ("dense_blocks", 0),
@@ -247,12 +249,27 @@ class Config:
                 f'ratio={ratio!r} can\'t be had from method="todo", which downsamples by whole factors: '
                 "0.75 (2 x 2), 0.889 (3 x 3), 0.9375 (4 x 4), ..."
             )
-        region = self.region_size and self.region_size**2
-        if region and self.regions != "global" and kept(region, ratio) == region:
+        if self.region_size is None or self.regions == "global":
+            return
+        sizes = (self.region_size,) * 2 if isinstance(self.region_size, int) else self.region_size
+        region = math.prod(sizes)
+        if kept(region, ratio) == region:
             raise ConfigError(
                 f"ratio={ratio!r} removes nothing from regions of {region} tokens: "
                 f"raise it to {1 / region:.3g} or more, or raise region_size={self.region_size}"
             )
+
+    def _check_region_size(self) -> None:
+        if self.region_size is None:
+            return
+        sizes = self.region_size if isinstance(self.region_size, (tuple, list)) else [self.region_size]
+        if not sizes or not all(_is_int(size) and size >= 1 for size in sizes):
+            raise ConfigError(
+                f"region_size={self.region_size!r} must be a whole number of at least 1, "
+                "or one for each axis of the grid of tokens, as in (2, 8, 8)"
+            )
+        if isinstance(self.region_size, list):
+            object.__setattr__(self, "region_size", tuple(sizes))
 
     def _check_modules(self) -> None:
         given = [self.modules] if isinstance(self.modules, str) else self.modules

@@ -324,6 +324,12 @@ class Patch:
                 'no grid of them: use method="toma" with regions="stripe", which needs none (and turn '
                 "feed-forward chunking off, if it is on)"
             )
+        sizes = self.config.region_size
+        if isinstance(sizes, tuple) and len(sizes) != len(grid):
+            raise ConfigError(
+                f"region_size={sizes} has {len(sizes)} sizes, and tokens are on a grid of {len(grid)} axes, "
+                f"{' x '.join(map(str, grid))}: give one size for each, or a single number"
+            )
         return grid
 
     def grid(self, level: int) -> tuple[int, ...]:

@@ -85,16 +85,17 @@ def cut(
 ) -> Regions:
     """The regions of a grid of any number of axes, tokens in row-major order.
 
-    kind "tile": boxes of at most `size` tokens a side (a number for all axes or one for each).
+    kind "tile": boxes of at most `size` tokens a side, one number for each axis; a single number means tiles
+    along the last two axes, each within one frame of a video.
     kind "stripe": runs of the sequence, as long as a tile has tokens. kind "global": everything.
     `shift` moves the layout by half a region, round the edges, so that no region gets smaller.
     """
     tokens = math.prod(grid)
-    sides = (size,) * len(grid) if isinstance(size, int) else size
+    sides = (1,) * (len(grid) - 2) + (size, size) if isinstance(size, int) else size
     if kind == "global":
         grid, sides = (tokens,), (tokens,)
     elif kind == "stripe":
-        grid, sides = (tokens,), (math.prod(sides) if len(sides) > 1 else sides[0] ** 2,)
+        grid, sides = (tokens,), (math.prod(sides),)
     # cached tensors outlive the call that made them, and inference tensors can't be used under autograd later
     with torch.inference_mode(False):
         index = torch.arange(tokens).reshape(grid)

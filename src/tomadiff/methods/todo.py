@@ -58,14 +58,15 @@ def _downsampled(
     grid: tuple[int, ...], factor: int, shifted: bool, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """The token of each cell that is taken, and the cell of each token."""
-    corner = factor - 1 if shifted else 0
+    factors = (1,) * (len(grid) - 2) + (factor, factor)  # in video, each frame for itself
     # cached tensors outlive the call that made them, and inference tensors can't be used under autograd later
     with torch.inference_mode(False):
         index = torch.arange(math.prod(grid)).reshape(grid)
         cells = torch.zeros(grid, dtype=torch.long)
-        for axis, side in enumerate(grid):
+        for axis, (side, factor) in enumerate(zip(grid, factors)):
             across = torch.arange(side) // factor
             shape = [-1 if a == axis else 1 for a in range(len(grid))]
             cells = cells * math.ceil(side / factor) + across.reshape(shape)
+            corner = factor - 1 if shifted else 0
             index = index.index_select(axis, (torch.arange(0, side, factor) + corner).clamp_max(side - 1))
         return index.flatten().to(device), cells.flatten().to(device)

@@ -63,8 +63,11 @@ def match(features: Tensor, grid: tuple[int, ...], ratio: float, shifted: bool) 
 
     Each source's best destination is the one of largest cosine; the sources closest to theirs join it. Which
     token of a cell is a destination is fixed, the first, or the last where `shifted`: a random one would make
-    a picture depend on more than its seed.
+    a picture depend on more than its seed. In video, that happens in each frame for itself.
     """
+    if len(grid) > 2:
+        frames = features.reshape(-1, math.prod(grid[-2:]), features.shape[-1])
+        return _by_frame(*match(frames, grid[-2:], ratio, shifted), math.prod(grid[:-2]))
     batch, tokens = features.shape[:2]
     cells, sources = _split(grid, shifted, features.device)
     staying = max(0, kept(tokens, ratio) - len(cells))  # where a grid is one token wide, half are cells
@@ -81,6 +84,13 @@ def match(features: Tensor, grid: tuple[int, ...], ratio: float, shifted: bool) 
     )
     joined.scatter_(1, sources[joining], nearest.gather(1, joining) + staying)
     return destinations, joined
+
+
+def _by_frame(destinations: Tensor, joined: Tensor, frames: int) -> tuple[Tensor, Tensor]:
+    """What was found in single frames, [B * F, ...], for videos, [B, F * ...]."""
+    number = torch.arange(len(joined), device=joined.device)[:, None] % frames
+    destinations, joined = destinations + number * joined.shape[1], joined + number * destinations.shape[1]
+    return destinations.reshape(len(joined) // frames, -1), joined.reshape(len(joined) // frames, -1)
 
 
 def pick(x: Tensor, places: Tensor) -> Tensor:

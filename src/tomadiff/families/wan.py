@@ -1,0 +1,67 @@
+"""Wan 2.1 and 2.2: blocks on a grid of time, height and width; rotary tables with a batch axis.
+
+In Wan 2.2 TI2V every token has a timestep, and a modulation, of its own. VACE's hints and Animate's faces go
+in between blocks; what makes them stays dense.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    """temb: [B, 6, C], or [B, N, 6, C] with an entry for each token."""
+    table, temb = block.scale_shift_table, call["temb"].float()
+    modulation = table.unsqueeze(0) + temb if temb.ndim == 4 else (table + temb).unsqueeze(1)
+    shift, scale = modulation[:, :, 0], modulation[:, :, 1]
+    return block.norm1(call["hidden_states"].float()) * (1 + scale) + shift
+
+
+def weigh_keys(call: Call, bias: Tensor, text: int) -> None:
+    call["attention_mask"] = bias[:, None, None]  # [B, 1, 1, K]
+
+
+def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
+    """[B, C, F, H, W] by the size of a patch."""
+    return tuple(side // patch for side, patch in zip(latents.shape[-3:], model.config.patch_size))
+
+
+ROTARY = (Rows("rotary_emb", axis=1),)
+
+FAMILY = Family(
+    name="wan",
+    covers="Wan 2.1, 2.2, VACE, Animate",
+    models=("WanTransformer3DModel", "WanVACETransformer3DModel", "WanAnimateTransformer3DModel"),
+    blocks=(
+        Block(
+            "WanTransformerBlock",
+            whole=Site(
+                "block",
+                residual=True,
+                rotary=ROTARY,
+                follows=(Rows("temb", axis=1, ndim=4),),
+                features=normalised,
+            ),
+            modules=(
+                Site("self", "attn1", rotary=ROTARY, mask="attention_mask", weigh_keys=weigh_keys),
+                Site("cross", "attn2"),
+                Site("mlp", "ffn"),
+            ),
+            keys=(
+                Site(
+                    "kv",
+                    "attn1",
+                    rotary=ROTARY,
+                    mask="attention_mask",
+                    weigh_keys=weigh_keys,
+                    keys_argument="encoder_hidden_states",
+                ),
+            ),
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=grid,
+    between_blocks=("control_hidden_states", "face_pixel_values"),
+)
