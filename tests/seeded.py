@@ -23,4 +23,5 @@ def times(seeds: tuple[int, ...], time: float) -> Tensor:
 
 def positions(*grid: int) -> Tensor:
     """Where each token of a grid is, [N, axes]"""
-    return torch.cartesian_prod(*(torch.arange(float(side)) for side in grid))
+    axes = torch.meshgrid(*(torch.arange(float(side)) for side in grid), indexing="ij")
+    return torch.stack([axis.flatten() for axis in axes], dim=-1)

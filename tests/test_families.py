@@ -19,6 +19,7 @@ from tomadiff.families import FAMILIES, Family, family_of
 
 WHERE = CHOICES["where"]
 SEEDS = (0, 1, 2)
+CHANGED = 1e-5  # rounding stays below
 
 
 @pytest.fixture(params=NAMES, scope="module")
@@ -92,7 +93,7 @@ def test_merging_changes_the_output_and_removal_is_bit_exact(
 ) -> None:
     before, attributes = run(model, case), state(model)
     tomadiff.apply(model, ratio=0.5, where=where)
-    assert distance(run(model, case), before) > 1e-4
+    assert distance(run(model, case), before) > CHANGED
     tomadiff.remove(model)
     assert torch.equal(run(model, case), before)
     assert state(model) == attributes, "nothing is left on any module"
@@ -197,7 +198,7 @@ def places(model: nn.Module, family: Family, where: str) -> list[str]:
     found = []
     for name, module in model.named_modules():
         block = blocks.get(type(module).__name__)
-        if block is None:
+        if block is None or set(family.dense) & set(name.split(".")):
             continue
         if where in ("block", "span") or (where == "module" and block.joined):
             found += [name] if block.whole else []
@@ -219,7 +220,7 @@ def test_grids_that_regions_do_not_divide(
         tomadiff.apply(model, ratio=0.4, where=where, region_size=4, **settings)
         merged = run(model, case, SEEDS[:2], grid)
         assert merged.shape == dense.shape and merged.isfinite().all()
-        assert 1e-4 < distance(merged, dense) < 1
+        assert CHANGED < distance(merged, dense) < 1
         finest = max(tomadiff.report(model).sites, key=lambda site: site.tokens)
         assert finest.tokens == math.prod(-(-side // finest.level) for side in grid)
         assert 0.55 * finest.tokens < finest.kept < 0.75 * finest.tokens
@@ -240,7 +241,7 @@ def test_the_real_pipeline_draws_and_removal_is_bit_exact(model: nn.Module, case
     pipe = case.pipeline(model)
     dense = draw(pipe, case)
     tomadiff.apply(pipe, ratio=0.5)
-    assert distance(draw(pipe, case), dense) > 1e-4
+    assert distance(draw(pipe, case), dense) > CHANGED
     report = tomadiff.report(pipe)
     assert report.generations == 1 and all(site.kept < site.tokens for site in report.sites)
     tomadiff.remove(pipe)

@@ -142,8 +142,10 @@ class Patch:
             self._begin()
         self.dense = self._is_dense(self.clock.step)
         # what acts between blocks, or leaves some out, must find all tokens in their order
-        self.cut = any(call.get(name) is not None for name in self.family.between_blocks) or any(
-            len(hook.place.module._diffusers_hook.hooks) > 1 for hook in self.sites
+        self.cut = (
+            self.family.skips
+            or any(call.get(name) is not None for name in self.family.between_blocks)
+            or any(len(hook.place.module._diffusers_hook.hooks) > 1 for hook in self.sites)
         )
         self._check_modules()
         self._check_caches()
@@ -422,7 +424,18 @@ class SiteHook(ModelHook):
             run.tokens = plan.regions.arrange(tokens) if first else tokens
             run.merged = plan.merge(run.tokens)
             self.tokens, self.kept = plan.regions.tokens, run.merged.shape[1]
+            for name in self.site.also:
+                if call.get(name) is not None:
+                    call[name] = self._alike(call[name], sequence)
             return with_picture(sequence, run.around, run.merged)
+
+    def _alike(self, other: Tensor, sequence: Tensor) -> Tensor:
+        """Another sequence, or the same, merged as the site's is."""
+        run, regions = self.run, self.run.kept.plan.regions
+        merged = run.merged
+        if other is not sequence:
+            merged = run.kept.plan.merge(regions.arrange(picture(other, run.around)))
+        return with_picture(other, run.around, merged)
 
     @torch.compiler.disable(recursive=False)
     def _attend(self, module: nn.Module, call: Call) -> Tensor | tuple[Tensor, ...]:

@@ -23,7 +23,7 @@ SETTINGS = {
     "addition_time_embed_dim": 8,
     "projection_class_embeddings_input_dim": 32 + 6 * 8,
 }
-GRID = (32, 32)
+GRID = (16, 16)
 LEVELS = (2, 4)
 
 

@@ -35,6 +35,9 @@ class Site:
     tokens: str | None = "hidden_states"  # the argument with the image tokens; None for the first
     lead: bool = False  # text comes first, in the tokens and in what comes back
     trail: bool = False  # or last
+    also: tuple[
+        str, ...
+    ] = ()  # other arguments with image tokens, the same ones or others, to be merged alike
     outputs: tuple[int, ...] = ()  # where they come back in a tuple; empty if they are all that comes back
     residual: bool = False  # x + f(x): what is unmerged is the change
     rotary: tuple[Rows, ...] = ()  # the positions of queries and keys
@@ -83,6 +86,7 @@ class Family:
     # parts of the names of blocks that stay dense, since they attend to something else: to text, or over time
     dense: tuple[str, ...] = ()
     between_blocks: tuple[str, ...] = ()  # model arguments that act between blocks: no spans with them
+    skips: bool = False  # blocks hand their tokens to blocks further on: no spans at all
     paper_reuse: tuple[int, int] = (1, 1)  # steps the paper's presets keep destinations and weights
     time: str = "timestep"  # the model's argument that tells the step
     ascending: bool = False  # which grows from noise to image, against the custom

@@ -9,10 +9,7 @@ from torch import Tensor, nn
 
 from . import sequence
 from .family import Block, Call, Family, Rows, Site
-
-
-def joint_normalised(block: nn.Module, call: Call) -> Tensor:
-    return block.norm1(call["hidden_states"], emb=call["temb"])[0]
+from .parts import ada_norm
 
 
 def single_normalised(block: nn.Module, call: Call) -> Tensor:
@@ -41,7 +38,7 @@ KEYS = ("to_k", "to_v")
 
 JOINT = Block(
     "FluxTransformerBlock",
-    whole=Site("joint", features=joint_normalised, **BLOCK),
+    whole=Site("joint", features=ada_norm, **BLOCK),
     # an IP-Adapter's share comes back third
     modules=(Site("self", "attn", outputs=(0, 2), **ATTENTION), Site("mlp", "ff")),
     keys=(Site("kv", "attn", keys_projections=KEYS, **ATTENTION),),

@@ -5,14 +5,8 @@ Its attention takes no mask, so keys can't be weighed.
 
 from __future__ import annotations
 
-from torch import Tensor, nn
-
-from .family import Block, Call, Family, Site
-
-
-def normalised(block: nn.Module, call: Call) -> Tensor:
-    return block.norm1(call["hidden_states"], emb=call["temb"])[0]
-
+from .family import Block, Family, Site
+from .parts import ada_norm, latent_grid
 
 FAMILY = Family(
     name="sd3",
@@ -21,7 +15,7 @@ FAMILY = Family(
     blocks=(
         Block(
             "JointTransformerBlock",
-            whole=Site("joint", outputs=(1,), residual=True, features=normalised),
+            whole=Site("joint", outputs=(1,), residual=True, features=ada_norm),
             modules=(
                 Site("self", "attn", outputs=(0,)),
                 Site("self", "attn2"),  # in the blocks of 3.5-medium with dual attention
@@ -34,6 +28,6 @@ FAMILY = Family(
         ),
     ),
     grid_from="hidden_states",
-    grid=lambda model, latent: tuple(side // model.config.patch_size for side in latent.shape[-2:]),
+    grid=latent_grid,
     between_blocks=("block_controlnet_hidden_states", "skip_layers"),
 )

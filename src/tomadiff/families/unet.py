@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from .family import Block, Call, Family, Site
+from .parts import weigh_by
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:
     return block.norm1(call["hidden_states"])
-
-
-def weigh_keys(call: Call, bias: Tensor) -> None:
-    call["attention_mask"] = bias[:, None]  # [B, 1, K]
 
 
 def level(unet: nn.Module, name: str) -> int:
@@ -23,6 +22,8 @@ def level(unet: nn.Module, name: str) -> int:
     return 2 ** {"down_blocks": index, "up_blocks": last - index}.get(part, last)
 
 
+SELF: dict[str, Any] = {"mask": "attention_mask", "weigh_keys": weigh_by("attention_mask", axes=3)}
+
 FAMILY = Family(
     name="unet",
     covers="Stable Diffusion 1.x, 2.x, SDXL",
@@ -30,23 +31,9 @@ FAMILY = Family(
     blocks=(
         Block(
             "BasicTransformerBlock",
-            whole=Site(
-                "block", residual=True, features=normalised, mask="attention_mask", weigh_keys=weigh_keys
-            ),
-            modules=(
-                Site("self", "attn1", mask="attention_mask", weigh_keys=weigh_keys),
-                Site("cross", "attn2"),
-                Site("mlp", "ff"),
-            ),
-            keys=(
-                Site(
-                    "kv",
-                    "attn1",
-                    mask="attention_mask",
-                    weigh_keys=weigh_keys,
-                    keys_argument="encoder_hidden_states",
-                ),
-            ),
+            whole=Site("block", residual=True, features=normalised, **SELF),
+            modules=(Site("self", "attn1", **SELF), Site("cross", "attn2"), Site("mlp", "ff")),
+            keys=(Site("kv", "attn1", keys_argument="encoder_hidden_states", **SELF),),
         ),
     ),
     grid_from="sample",

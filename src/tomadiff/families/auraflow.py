@@ -1,0 +1,33 @@
+"""AuraFlow: joint blocks, then single blocks with the text first; learned positions.
+
+Its attention takes no mask, so keys can't be weighed.
+"""
+
+from __future__ import annotations
+
+from .family import Block, Family, Site
+from .parts import ada_norm, latent_grid
+
+KEYS = ("to_k", "to_v")
+
+FAMILY = Family(
+    name="auraflow",
+    covers="AuraFlow",
+    models=("AuraFlowTransformer2DModel",),
+    blocks=(
+        Block(
+            "AuraFlowJointTransformerBlock",
+            whole=Site("joint", outputs=(1,), residual=True, features=ada_norm),
+            modules=(Site("self", "attn", outputs=(0,)), Site("mlp", "ff", tokens="x")),
+            keys=(Site("kv", "attn", keys_projections=KEYS),),
+        ),
+        Block(
+            "AuraFlowSingleTransformerBlock",
+            whole=Site("single", lead=True, residual=True, features=ada_norm),
+            modules=(Site("self", "attn", lead=True), Site("mlp", "ff", tokens="x", lead=True)),
+            keys=(Site("kv", "attn", lead=True, keys_projections=KEYS),),
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=latent_grid,
+)

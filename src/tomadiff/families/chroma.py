@@ -1,0 +1,56 @@
+"""Chroma: Flux's blocks without their modulation, and a mask over text and image.
+
+The mask is multiplied by itself on the way to attention, so that whole blocks take no weights for keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from . import sequence
+from .family import Block, Call, Family, Rows, Site
+from .flux import KEYS, ROTARY
+
+
+def joint_normalised(block: nn.Module, call: Call) -> Tensor:
+    return block.norm1(call["hidden_states"], emb=call["temb"][:, :6])[0]
+
+
+def single_normalised(block: nn.Module, call: Call) -> Tensor:
+    return block.norm(call["hidden_states"], emb=call["temb"])[0]
+
+
+WHOLE: dict[str, Any] = {"residual": True, "rotary": ROTARY, "follows": (Rows("attention_mask", axis=1),)}
+QUERIES, TO_KEYS = Rows("attention_mask", axis=2), Rows("attention_mask", axis=3)
+ATTENTION: dict[str, Any] = {"rotary": ROTARY, "follows": (QUERIES, TO_KEYS)}
+ATTENTION_TO_MERGED: dict[str, Any] = {"rotary": ROTARY, "follows": (TO_KEYS,), "keys_projections": KEYS}
+
+FAMILY = Family(
+    name="chroma",
+    covers="Chroma",
+    models=("ChromaTransformer2DModel",),
+    blocks=(
+        Block(
+            "ChromaTransformerBlock",
+            whole=Site("joint", outputs=(1,), features=joint_normalised, **WHOLE),
+            modules=(Site("self", "attn", outputs=(0, 2), **ATTENTION), Site("mlp", "ff")),
+            keys=(Site("kv", "attn", **ATTENTION_TO_MERGED),),
+        ),
+        Block(
+            "ChromaSingleTransformerBlock",
+            whole=Site("single", lead=True, features=single_normalised, **WHOLE),
+            modules=(
+                Site("self", "attn", lead=True, **ATTENTION),
+                Site("mlp", "proj_mlp", tokens=None, lead=True),
+            ),
+            keys=(Site("kv", "attn", lead=True, **ATTENTION_TO_MERGED),),
+            joined=True,
+        ),
+    ),
+    grid_from="img_ids",
+    grid=sequence.grid,
+    others=sequence.others,
+    between_blocks=("controlnet_block_samples", "controlnet_single_block_samples"),
+)

@@ -1,0 +1,68 @@
+"""Flux.2: joint blocks, then single blocks that do attention and MLP at once; rotary positions, text first.
+
+References, before or behind the picture in its sequence, stay whole. Keys and values alone can't be merged:
+most of the blocks compute queries, keys, values and the MLP's input in one product.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from . import sequence
+from .family import Block, Call, Family, Rows, Site
+from .flux import ATTENTION, ROTARY, weigh_block_keys
+from .parts import modulated
+
+
+def joint_normalised(block: nn.Module, call: Call) -> Tensor:
+    return normalised(block.norm1(call["hidden_states"]), call["temb_mod_img"], sets=2)
+
+
+def single_normalised(block: nn.Module, call: Call) -> Tensor:
+    return normalised(block.norm(call["hidden_states"]), call["temb_mod"], sets=1)
+
+
+def normalised(x: Tensor, modulation: Tensor, sets: int) -> Tensor:
+    """By shift and scale of the first set; the picture comes last where references have others."""
+    modulation = modulation[:, -1:] if modulation.ndim == 3 else modulation[:, None]
+    shift, scale, *_ = modulation.chunk(3 * sets, dim=-1)
+    return modulated(x, shift, scale)
+
+
+FAMILY = Family(
+    name="flux2",
+    covers="Flux.2, Flux.2 Klein",
+    models=("Flux2Transformer2DModel",),
+    blocks=(
+        Block(
+            "Flux2TransformerBlock",
+            whole=Site(
+                "joint",
+                outputs=(1,),
+                residual=True,
+                features=joint_normalised,
+                rotary=ROTARY,
+                follows=(Rows("temb_mod_img", axis=1, ndim=3),),
+                weigh_keys=weigh_block_keys,
+            ),
+            modules=(Site("self", "attn", outputs=(0,), **ATTENTION), Site("mlp", "ff", tokens="x")),
+        ),
+        Block(
+            "Flux2SingleTransformerBlock",
+            whole=Site(
+                "single",
+                lead=True,
+                residual=True,
+                features=single_normalised,
+                rotary=ROTARY,
+                follows=(Rows("temb_mod", axis=1, ndim=3),),
+                weigh_keys=weigh_block_keys,
+            ),
+            modules=(Site("self", "attn", lead=True, **ATTENTION),),  # with the MLP in it
+            joined=True,
+        ),
+    ),
+    grid_from="img_ids",
+    grid=sequence.grid,
+    others=sequence.others,
+)

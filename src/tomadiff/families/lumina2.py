@@ -1,0 +1,45 @@
+"""Lumina-Image 2: single blocks with the text first, rotary positions as complex numbers for each sample.
+
+Pictures follow their text without a gap, so that a mask says that they start at different places.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+from .parts import latent_grid
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    return block.norm1(call["hidden_states"], call["temb"])[0]
+
+
+SEQUENCE: dict[str, Any] = {
+    "lead": True,
+    "rotary": (Rows("image_rotary_emb", axis=1),),
+    "mask": "attention_mask",
+}
+
+FAMILY = Family(
+    name="lumina2",
+    covers="Lumina-Image 2.0",
+    models=("Lumina2Transformer2DModel",),
+    blocks=(
+        Block(
+            "Lumina2TransformerBlock",
+            whole=Site("single", residual=True, features=normalised, **SEQUENCE),
+            modules=(
+                Site("self", "attn", also=("encoder_hidden_states",), **SEQUENCE),
+                Site("mlp", "feed_forward", tokens="x", lead=True),
+            ),
+            keys=(Site("kv", "attn", keys_argument="encoder_hidden_states", **SEQUENCE),),
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=latent_grid,
+    dense=("context_refiner",),
+    ascending=True,
+)

@@ -1,0 +1,41 @@
+"""What several declarations say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .family import Call
+
+
+def latent_grid(model: nn.Module, latent: Tensor) -> tuple[int, ...]:
+    """Rows and columns of patches of a latent, [B, C, h, w]."""
+    return tuple(side // model.config.patch_size for side in latent.shape[-2:])
+
+
+def ada_norm(block: nn.Module, call: Call) -> Tensor:
+    """Tokens as they go into attention, by a norm1 that returns them beside shifts, scales and gates."""
+    return block.norm1(call["hidden_states"], emb=call["temb"])[0]
+
+
+def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return x * (1 + scale) + shift
+
+
+def weigh_by(argument: str, axes: int = 4, text: str | None = None) -> Callable[[Call, Tensor], None]:
+    """Hand the bias to an argument that takes a mask of so many axes, the first and last of them in use.
+
+    `text` is an argument whose tokens come in front, where it is given. A mask that is there already, True
+    for what counts, stays in force.
+    """
+
+    def weigh(call: Call, bias: Tensor) -> None:
+        if text is not None and call.get(text) is not None:
+            bias = F.pad(bias, (call[text].shape[1], 0))
+        bias = bias.reshape(len(bias), *[1] * (axes - 2), -1)
+        mask = call.get(argument)
+        call[argument] = bias if mask is None else bias.masked_fill(~mask.bool(), float("-inf"))
+
+    return weigh

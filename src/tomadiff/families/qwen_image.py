@@ -1,0 +1,83 @@
+"""Qwen-Image and its edit models: joint blocks, text in a stream of its own, complex rotary positions.
+
+References of the edit models follow the picture in its sequence; they stay whole. The layers of the layered
+model are drawn together, and are merged as frames of a video are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+from .parts import modulated
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    x = call["hidden_states"]
+    shift, scale, _ = block.img_mod(call["temb"][: len(x)])[:, None].chunk(2, dim=-1)[0].chunk(3, dim=-1)
+    return modulated(block.img_norm1(x), shift, scale)
+
+
+def pictures(img_shapes: list) -> list[tuple[int, int, int]]:
+    """Frames, rows and columns of each picture in the sequence."""
+    first = img_shapes[0]
+    return list(first) if isinstance(first, list) else [first]
+
+
+def drawn(model: nn.Module, img_shapes: list) -> list[tuple[int, int, int]]:
+    """The first of them; of the layered model all but the last, which is what the layers add up to."""
+    shapes = pictures(img_shapes)
+    return shapes[:-1] if model.config.get("use_layer3d_rope") else shapes[:1]
+
+
+def grid(model: nn.Module, img_shapes: list) -> tuple[int, ...]:
+    shapes = drawn(model, img_shapes)
+    frames, rows, columns = len(shapes) * shapes[0][0], *shapes[0][1:]
+    return (rows, columns) if frames == 1 else (frames, rows, columns)
+
+
+def others(model: nn.Module, img_shapes: list) -> tuple[int, int]:
+    tokens = sum(math.prod(shape) for shape in pictures(img_shapes))
+    return 0, tokens - math.prod(grid(model, img_shapes))
+
+
+ROTARY: dict[str, Any] = {
+    "rotary": (Rows("image_rotary_emb", inside=(0,)),)
+}  # the text has a table of its own
+
+FAMILY = Family(
+    name="qwen_image",
+    covers="Qwen-Image, Qwen-Image-Edit, Qwen-Image-Layered",
+    models=("QwenImageTransformer2DModel",),
+    blocks=(
+        Block(
+            "QwenImageTransformerBlock",
+            whole=Site(
+                "joint",
+                outputs=(1,),
+                residual=True,
+                features=normalised,
+                follows=(Rows("modulate_index", axis=1),),
+                **ROTARY,
+            ),
+            modules=(Site("self", "attn", outputs=(0,), **ROTARY), Site("mlp", "img_mlp")),
+            # the processor makes a mask for whole keys where the text has one
+            keys=(
+                Site(
+                    "kv",
+                    "attn",
+                    keys_projections=("to_k", "to_v"),
+                    mask="encoder_hidden_states_mask",
+                    **ROTARY,
+                ),
+            ),
+        ),
+    ),
+    grid_from="img_shapes",
+    grid=grid,
+    others=others,
+    between_blocks=("controlnet_block_samples",),
+)
