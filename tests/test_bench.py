@@ -154,6 +154,36 @@ def test_methods_are_measured_at_the_ratios_they_can_do() -> None:
     assert len(left_out) == 1 and "todo at 0.5" in left_out[0]
 
 
+def test_a_way_may_have_ratios_of_its_own() -> None:
+    ways = [
+        "tomadiff:ratio=0.25,where=block",
+        "tomadiff:ratio={1:0.5}",
+        "tomesd:ratio=0.75",
+        "tomadiff:ratio=0",
+    ]
+    todo, left_out = pairs([*ways, "tome"], [0.5], unet.FAMILY)
+    assert not left_out and todo == [
+        ("tomadiff:ratio={1: 0.5}", 0.0),
+        ("tomadiff:ratio=0", 0.0),
+        ("tomadiff:where=block", 0.25),
+        ("tome", 0.5),
+        ("tomesd", 0.75),
+    ]
+    model = denoiser(make("sd1"))
+    ratios = [contender(model, None, *pair).config.ratio for pair in todo[:4]]
+    assert ratios == [{1: 0.5}, 0, 0.25, 0.5]
+
+
+@pytest.mark.parametrize("setting", ["dense_steps=2", "dense_last_steps=0.1", "ratio=[(0,0.25),(4,0.75)]"])
+def test_steps_that_differ_are_measured_in_whole_generations_only(
+    setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = ["--methods", "dense", f"tomadiff:{setting}"]
+    assert main([*SMALL, *methods]) == 2
+    assert "add --steps" in capsys.readouterr().err
+    assert main([*SMALL, *methods, "--steps", "3", "--repeats", "1", "--no-count"]) == 0
+
+
 def test_settings_behind_a_method_are_used() -> None:
     model = denoiser(make("sd1"))
     config = contender(model, None, "toma_tile:shift=True,share=block,dense_blocks=1", 0.25).config
@@ -248,7 +278,6 @@ def test_a_saving_that_is_next_to_nothing_has_no_shares() -> None:
 @pytest.mark.parametrize(
     ("way", "says"),
     [
-        ("tomadiff:ratio=0.25", "--ratio"),
         ("tomadiff+tome", "merges twice"),
         ("tomadiff:where", "can't read"),
         ("tomesd:max=3", "unknown setting 'max'"),

@@ -316,6 +316,69 @@ def test_a_share_of_dense_steps_needs_the_pipeline(pipe: DiffusionPipeline) -> N
         draw(pipe)
 
 
+def test_last_steps_stay_dense(pipe: DiffusionPipeline) -> None:
+    for last in (2, 0.4):
+        tomadiff.apply(pipe, ratio=0.5, dense_last_steps=last)
+        merged: list[int] = []
+        for hook in denoiser(pipe)._tomadiff.sites:
+            watch_merging(hook, merged)
+        draw(pipe, steps=5, guidance=1.0)
+        assert set(merged) == {0, 1, 2}, last
+
+
+def test_each_range_of_steps_has_its_ratio_and_plans(pipe: DiffusionPipeline) -> None:
+    """As often as asked for, a site runs on as many tokens as asked for; the rest is as with one ratio."""
+    for ranges in ([(0, 0.25), (2, 0.75)], [(0, 0.25), (0.4, 0.75)]):
+        tomadiff.apply(pipe, ratio=ranges, refresh_destinations=100, refresh_weights=100)
+        seen: list[Any] = []
+
+        def note(pipe: Any, step: int, time: Any, inputs: dict, seen: list[Any] = seen) -> dict:
+            seen.append({site.kept / site.tokens for site in tomadiff.report(pipe).sites})
+            return inputs
+
+        draw(pipe, steps=5, guidance=1.0, callback_on_step_end=note)
+        assert seen == [{0.75}, {0.75}, {0.25}, {0.25}, {0.25}]
+        report = tomadiff.report(pipe)
+        runs = len({hook.run.sites[0] for hook in denoiser(pipe)._tomadiff.sites})
+        assert report.refreshes == {"destinations": 2 * runs, "weights": 0}, "a plan for each ratio"
+
+
+def test_steps_before_the_first_range_stay_dense(pipe: DiffusionPipeline) -> None:
+    tomadiff.apply(pipe, ratio=0.5, dense_steps=2)
+    expected = draw(pipe, steps=4)
+    tomadiff.apply(pipe, ratio=[(2, 0.5)])
+    assert torch.equal(draw(pipe, steps=4), expected)
+    tomadiff.apply(pipe, ratio=[(0, 0.5), (3, 0)])
+    ends_dense = draw(pipe, steps=4)
+    tomadiff.apply(pipe, ratio=0.5, dense_last_steps=1)
+    assert torch.equal(draw(pipe, steps=4), ends_dense)
+
+
+@pytest.mark.parametrize("settings", [{"dense_last_steps": 1}, {"ratio": [(0, 0.25), (0.5, 0.75)]}], ids=str)
+def test_settings_that_count_from_the_end_need_the_pipeline(settings: dict[str, Any]) -> None:
+    pipe = make("sd1")
+    tomadiff.apply(denoiser(pipe), **settings)
+    with pytest.raises(ValueError, match="apply the pipeline"):
+        draw(pipe)
+
+
+def test_a_ratio_by_steps_is_refused_in_training() -> None:
+    model = tomadiff.apply(denoiser(make("sd1")), ratio=[(0, 0.25), (4, 0.75)])
+    with pytest.raises(ValueError, match="in training"):
+        model(**bare_call(model))
+
+
+def watch_merging(hook: Any, steps: list[int]) -> None:
+    """Note the steps in which a site merges."""
+    merge = hook._merge
+
+    def noted(*args: Any) -> Any:
+        steps.append(hook.patch.clock.step)
+        return merge(*args)
+
+    hook._merge = noted
+
+
 def test_all_steps_dense_equals_the_unpatched_model(pipe: DiffusionPipeline) -> None:
     before = draw(pipe)
     tomadiff.apply(pipe, ratio=0.5, dense_steps=100)
@@ -397,6 +460,18 @@ def test_first_blocks_stay_dense() -> None:
         "single_transformer_blocks.1",
     ]
     assert draw(pipe).isfinite().all()
+
+
+def test_last_blocks_stay_dense() -> None:
+    pipe = tomadiff.apply(make("flux"), ratio=0.5, dense_last_blocks=1)
+    assert [site.name for site in tomadiff.report(pipe).sites] == [
+        "transformer_blocks.0",
+        "single_transformer_blocks.0",
+    ]
+    pipe = tomadiff.apply(make("sdxl"), ratio=0.5, where="block", dense_blocks=1, dense_last_blocks=2)
+    inner = [site.name for site in tomadiff.report(pipe).sites]
+    tomadiff.apply(pipe, ratio=0.5, where="block")
+    assert inner == [site.name for site in tomadiff.report(pipe).sites][1:-2]
 
 
 # -- beside other things -----------------------------------------------------------------------------------

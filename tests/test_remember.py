@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import tomadiff
 from tomadiff.hook import Patch, SiteHook
+from tomadiff.pace import Pace
 
 
 class Watch:
@@ -44,7 +45,7 @@ class Watch:
             if site is self.first:
                 self.mx = call[site.argument].clone()
             output = inner(**call)
-            if site is self.last and not self.patch.dense:
+            if site is self.last and not self.patch.dense and site.ratio:
                 self.merged.append((self.mx, self._image(output).clone(), site.run.kept.plan))
             return output
 
@@ -69,6 +70,8 @@ def matrices(plan: Any) -> tuple[Tensor, Tensor]:
         {"where": "span", "shift": True},
         {"method": "tome"},
         {"dense_steps": 1},
+        {"ratio": [(0, 0.5), (3, 0.25)], "dense_last_steps": 1},
+        {"ratio": [(3, 0.5)]},
     ],
     ids=str,
 )
@@ -79,7 +82,7 @@ def test_changes_are_forecast_from_dense_steps_and_corrected_by_merged_ones(
     tokens say and G1 what they said in that first step, C + d s + U ((G - G1) - M (d - d1) s).
     """
     pipe = make(name)
-    tomadiff.apply(pipe, ratio=0.5, **{"remember": True, "dense_steps": 2, "dense_every": 3, **settings})
+    tomadiff.apply(pipe, **{"ratio": 0.5, "remember": True, "dense_steps": 2, "dense_every": 3, **settings})
     patch = denoiser(pipe)._tomadiff
     watches = [Watch(patch, hook) for hook in patch.sites if not hook.site.lead]
     draw(pipe, size=(136, 208) if name.startswith("sd1") else (144, 208), steps=9, guidance=1.0)
@@ -88,7 +91,7 @@ def test_changes_are_forecast_from_dense_steps_and_corrected_by_merged_ones(
         residual, merged = watch.first.site.residual, iter(watch.merged)
         change = slope = first = None
         for step, (x, y) in enumerate(watch.whole):
-            if patch._is_dense(step):
+            if patch.pace.dense(step) or not watch.first.place.ratios[patch.pace.range(step)]:
                 new = y - x if residual else y
                 slope = torch.zeros_like(new) if change is None else (new - change) / (step - anchor)  # noqa: F821
                 change, anchor, first = new, step, None
@@ -126,6 +129,15 @@ def test_a_generation_that_stays_dense_is_told() -> None:
     pipe = tomadiff.apply(make("sd1"), ratio=0.5, dense_steps=2)
     with pytest.warns(UserWarning, match="merges nothing: all 2 steps"):
         draw(pipe, steps=2)
+
+
+def test_a_range_of_steps_waits_for_the_next_dense_one() -> None:
+    """What sites remember is for one plan, from a dense step to the next."""
+    pace = Pace.of(tomadiff.Config(ratio=[(0, 0.25), (3, 0.5), (8, 0.75)]), 12)
+    assert [step for step in range(12) if pace.dense(step)] == [0, 1, 4, 7, 10]
+    assert [pace.range(step) for step in range(12)] == [0] * 4 + [1] * 6 + [2] * 2
+    forgetful = Pace.of(tomadiff.Config(ratio=[(0, 0.25), (3, 0.5), (8, 0.75)], remember=False), 12)
+    assert [forgetful.range(step) for step in range(12)] == [0] * 3 + [1] * 5 + [2] * 4
 
 
 def test_training_merges_in_every_call(name: str) -> None:

@@ -25,6 +25,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"where": "kv", "dense_every": 4, "dense_steps": 1},
     {"method": "tome", "where": "block"},
     {"method": "todo"},
+    {"ratio": [(0, 0.25), (0.5, {1: 0.75})], "dense_last_steps": 0.1, "dense_last_blocks": 1},
 ]
 
 

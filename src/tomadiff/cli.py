@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ SETTINGS = (
     "remember",
     "dense_steps",
     "dense_every",
+    "dense_last_steps",
+    "dense_blocks",
+    "dense_last_blocks",
     "shift",
     "weigh_keys",
 )
@@ -91,13 +95,20 @@ def add_picture_arguments(added: argparse.ArgumentParser, output: str) -> None:
     added.add_argument("--dtype", choices=list(DTYPES), default="fp32")
     settings = added.add_argument_group("merging")
     settings.add_argument("--settings", type=Path, metavar="FILE", help="all of this, from a settings file")
-    settings.add_argument("--ratio", type=float, help="share of tokens removed (default: the method's own)")
+    settings.add_argument(
+        "--ratio",
+        type=_ratio,
+        help="share of tokens removed, also by level or by steps, as in '{2: 0.75, 4: 0.25}' and "
+        "'[(0, 0.25), (0.5, 0.75)]' (default: the method's own)",
+    )
     settings.add_argument("--preset", choices=list(PRESETS))
     for name in ("method", "where", "regions", "assign", "share"):
         settings.add_argument(f"--{name}", choices=CHOICES[name])
     settings.add_argument("--region-size", type=int)
-    settings.add_argument("--dense-steps", type=lambda text: float(text) if "." in text else int(text))
-    settings.add_argument("--dense-every", type=int)
+    for name in ("--dense-steps", "--dense-last-steps"):
+        settings.add_argument(name, type=_steps, help="a number of them, or a share below 1")
+    for name in ("--dense-every", "--dense-blocks", "--dense-last-blocks"):
+        settings.add_argument(name, type=int)
     settings.add_argument("--remember", action=argparse.BooleanOptionalAction, default=None)
     settings.add_argument("--shift", action="store_true", default=None)
     settings.add_argument("--weigh-keys", action="store_true", default=None)
@@ -170,6 +181,18 @@ def prepare(args: argparse.Namespace) -> tuple[Any, Request]:
 def chosen(args: argparse.Namespace) -> dict[str, Any]:
     """The settings given on the command line."""
     return {name: getattr(args, name) for name in SETTINGS if getattr(args, name) is not None}
+
+
+def _steps(text: str) -> int | float:
+    return float(text) if "." in text else int(text)
+
+
+def _ratio(text: str) -> Any:
+    """As for a call; `Config` says what is wrong with it."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 if __name__ == "__main__":

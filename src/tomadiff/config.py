@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 from .core import kept
@@ -58,6 +59,9 @@ DENSE_STEPS, DENSE_EVERY = 2, 3
 LEAST_STEPS = 8  # of a generation in which remember="auto" does: in fewer, each is too far from the next
 
 
+Ratio = float | Mapping[str | int, float]
+
+
 @dataclass(frozen=True)
 class Config:
     """How tokens are merged. `ratio` is the one that matters; the rest trades speed for fidelity.
@@ -65,8 +69,9 @@ class Config:
     A setting that is not given, or None, is the method's own; the values below are ToMA's.
 
     ratio (0.5): share of tokens removed, 0 <= ratio < 1. Or a mapping, by kind of site ({"self": 0.5,
-        "mlp": 0.25}) or by level of a UNet, named by its downsampling ({2: 0.75, 4: 0.25}); what it leaves
-        out stays dense.
+        "mlp": 0.25}; {"joint": 0.25, "single": 0.5}) or by level of a UNet, named by its downsampling
+        ({2: 0.75, 4: 0.25}). Or a list of step ranges, each with the step that it begins at, a number from 0
+        or a share of all, and one of the above: [(0, 0.25), (0.5, 0.75)]. What is left out stays dense.
     method: "toma"; "tome", "tofu" and "todo" to compare with; "ideal" runs the same sites on the first tokens
         with no merging at all, a speed limit to measure against, not a way to make pictures.
     regions ("tile"): merge within "tile"s, within "stripe"s of the sequence, or "global"ly.
@@ -89,13 +94,15 @@ class Config:
         of all steps (a float below 1).
     dense_every (3 where sites remember, else 0): after these, leave every so many-th step dense too; 0 for
         none.
+    dense_last_steps: leave the last so many steps, or this share of them, dense; needs a pipeline to tell
+        how many there are.
     weigh_keys: let a merged key count as often as the tokens it stands for.
-    dense_blocks: leave the first so many blocks of each kind dense.
+    dense_blocks, dense_last_blocks: leave the first, the last so many blocks of each kind dense.
     shift: on every other step, use a layout that is shifted by half a region (half a cell); with remember,
         between every other pair of dense steps.
     """
 
-    ratio: float | Mapping[str | int, float] | None = None
+    ratio: Ratio | Sequence[tuple[int | float, Ratio]] | None = None
     method: str = "toma"
     regions: str | None = None
     region_size: int | tuple[int, ...] | None = None
@@ -109,9 +116,11 @@ class Config:
     share: str | None = None
     dense_steps: int | float | None = None
     dense_every: int | None = None
+    dense_last_steps: int | float = 0
     remember: bool | str | None = None
     weigh_keys: bool = False
     dense_blocks: int = 0
+    dense_last_blocks: int = 0
     shift: bool = False
 
     def __post_init__(self) -> None:
@@ -125,6 +134,7 @@ class Config:
             ("refresh_destinations", 1),
             ("refresh_weights", 1),
             ("dense_blocks", 0),
+            ("dense_last_blocks", 0),
             ("dense_every", 0),
         ):
             value = getattr(self, name)
@@ -140,15 +150,13 @@ class Config:
             raise ConfigError(
                 f"scale={self.scale!r} must be a positive number; 1000 is close to a hard assignment"
             )
-        if self.dense_steps is not None and (
-            not _is_number(self.dense_steps)
-            or self.dense_steps < 0
-            or (isinstance(self.dense_steps, float) and self.dense_steps >= 1)
-        ):
-            raise ConfigError(
-                f"dense_steps={self.dense_steps!r} must be a number of steps (an int, 0 or more) "
-                "or a share of them (a float, 0 <= share < 1)"
-            )
+        for name in ("dense_steps", "dense_last_steps"):
+            value = getattr(self, name)
+            if not (value is None and name == "dense_steps") and not _is_step(value):
+                raise ConfigError(
+                    f"{name}={value!r} must be a number of steps (an int, 0 or more) "
+                    "or a share of them (a float, 0 <= share < 1)"
+                )
         self._check_fit()
 
     def _take_defaults(self) -> None:
@@ -216,27 +224,46 @@ class Config:
             raise ConfigError('method="todo" leaves queries whole: it needs where="kv"')
 
     def _check_ratio(self) -> None:
-        by_part = isinstance(self.ratio, Mapping)
-        for ratio in self.ratio.values() if by_part else [self.ratio]:
-            if not _is_number(ratio) or not 0 <= ratio < 1:
+        if isinstance(self.ratio, Sequence) and not isinstance(self.ratio, str):
+            object.__setattr__(self, "ratio", self._checked_ranges(self.ratio))
+        else:
+            object.__setattr__(self, "ratio", self._checked_parts(self.ratio))
+
+    def _checked_ranges(self, ranges: Sequence[Any]) -> tuple[tuple[int | float, Ratio], ...]:
+        wrong = ConfigError(
+            f"ratio={ranges!r} must have pairs of where a range of steps begins and its ratio, as in "
+            "[(0, 0.25), (0.5, 0.75)], with steps (ints from 0) or shares of them (floats below 1) that grow"
+        )
+        pairs = [tuple(pair) for pair in ranges if isinstance(pair, Sequence) and len(pair) == 2]
+        if not pairs or len(pairs) < len(ranges):
+            raise wrong
+        starts = [start for start, _ in pairs]
+        # 0 may be the one or the other
+        if not all(map(_is_step, starts)) or len({type(start) for start in starts if start}) > 1:
+            raise wrong
+        if any(start >= after for start, after in pairwise(starts)):
+            raise wrong
+        return tuple((start, self._checked_parts(ratio)) for start, ratio in pairs)
+
+    def _checked_parts(self, ratio: Any) -> Ratio:
+        """A number, or numbers by part of the model."""
+        by_part = isinstance(ratio, Mapping)
+        for value in ratio.values() if by_part else [ratio]:
+            if not _is_number(value) or not 0 <= value < 1:
                 raise ConfigError(
-                    f"ratio={ratio!r} must be at least 0 and below 1: the share of tokens removed"
+                    f"ratio={value!r} must be at least 0 and below 1: the share of tokens removed"
                 )
-            if ratio > 0:
-                self._check_reachable(ratio)
+            if value > 0:
+                self._check_reachable(value)
         if not by_part:
-            return
-        if not self.ratio:
+            return ratio
+        if not ratio:
             raise ConfigError(
                 "ratio={} names no part of the model; give a number, or ratios by kind or level"
             )
-        if len({type(key) for key in self.ratio}) > 1 or not all(
-            isinstance(key, (str, int)) for key in self.ratio
-        ):
-            raise ConfigError(
-                f"ratio={dict(self.ratio)!r} must have keys of one sort, kinds of site or levels"
-            )
-        object.__setattr__(self, "ratio", dict(self.ratio))  # a copy: nobody can change it from outside
+        if len({type(key) for key in ratio}) > 1 or not all(isinstance(key, (str, int)) for key in ratio):
+            raise ConfigError(f"ratio={dict(ratio)!r} must have keys of one sort, kinds of site or levels")
+        return dict(ratio)  # a copy: nobody can change it from outside
 
     def _check_reachable(self, ratio: float) -> None:
         if self.method in ("tome", "tofu") and ratio > 0.75:
@@ -293,6 +320,17 @@ class Config:
             first if self.dense_steps is None else self.dense_steps,
             every if self.dense_every is None else self.dense_every,
         )
+
+    def ranges(self) -> tuple[tuple[int | float, Ratio], ...]:
+        """Where ranges of steps begin, the first one at 0, and their ratios."""
+        if not isinstance(self.ratio, tuple):
+            return ((0, self.ratio),)
+        return self.ratio if self.ratio[0][0] == 0 else ((0, 0.0), *self.ratio)
+
+    @property
+    def uneven(self) -> bool:
+        """Whether steps differ by more than a cadence that goes through the whole generation."""
+        return bool(self.dense_steps or self.dense_last_steps or isinstance(self.ratio, tuple))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -352,6 +390,11 @@ def _is_int(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_step(value: object) -> bool:
+    """A number of steps, or a share of them."""
+    return _is_number(value) and value >= 0 and (not isinstance(value, float) or value < 1)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -27,6 +27,7 @@ from .families import FAMILIES, Call, Family, Rows
 from .follow import follow
 from .memory import Memory
 from .methods import FROM_BLOCK_INPUT, METHODS
+from .pace import Pace
 from .sites import Place, find
 
 HOOK = "tomadiff"  # our name in diffusers' hook registries
@@ -103,8 +104,8 @@ class Patch:
         self.plans: dict[PlanKey, KeptPlan] = {}
         # arguments of this call and what they are for merged tokens
         self.followed: dict[tuple[int, int, Rows], tuple[Any, Any]] = {}
-        self.remembers = False  # in this generation
-        self.dense_steps = self.dense_every = 0  # in this generation
+        self.pace = Pace()  # of this generation
+        self.range = 0  # of steps, that this call is in
         self.dense = False  # this call, everywhere
         self.cut = False  # this call, every block is a run of its own
         self.model_calls = 0
@@ -140,7 +141,8 @@ class Patch:
             hook.settle()
         if self.clock.generation != generation:
             self._begin()
-        self.dense = self._is_dense(self.clock.step)
+        self.dense = self.pace.dense(self.clock.step)
+        self.range = self.pace.range(self.clock.step)
         # what acts between blocks, or leaves some out, must find all tokens in their order
         self.cut = (
             self.family.skips
@@ -212,7 +214,7 @@ class Patch:
             block=type(hook.place.block).__name__,
             kind="block" if self.from_input else hook.site.kind,
             name=None if self.config.share == "kind" else self._owner(hook),
-            ratio=hook.place.ratio,
+            ratio=hook.ratio,
             grid=grid,
             shifted=self.shifted(),
             call=self.clock.call,
@@ -224,7 +226,7 @@ class Patch:
         if kept is not None:
             due = self.schedule.due(step - kept.destinations_step, step - kept.weights_step)
             # what sites remember holds for one plan, from a dense step to the next
-            if due is None or (self.remembers and not self._is_dense(step - 1)):
+            if due is None or (self.pace.remembers and not self.pace.dense(step - 1)):
                 return kept
         with torch.no_grad():
             with self.spent("plan", tokens.device):
@@ -238,7 +240,7 @@ class Patch:
                 plan = METHODS[self.config.method](
                     features,
                     grid,
-                    hook.place.ratio,
+                    hook.ratio,
                     self.config,
                     shifted=key.shifted,
                     depth=hook.place.depth,
@@ -254,8 +256,7 @@ class Patch:
 
     def shifted(self) -> bool:
         """Whether regions are shifted in this step."""
-        turn = self._since_first(self.clock.step) // self.dense_every if self.remembers else self.clock.step
-        return self.config.shift and turn % 2 == 1
+        return self.config.shift and self.pace.turn(self.clock.step) % 2 == 1
 
     def follow(self, plan: Any, rows: Rows, argument: Any, keys_only: bool) -> Any:
         """What belongs to single tokens, for a plan's destinations; made once a call."""
@@ -288,33 +289,24 @@ class Patch:
     def _begin(self) -> None:
         """Settle which steps of a generation are dense."""
         if torch.is_grad_enabled():  # training has no steps
-            self.remembers, self.dense_steps, self.dense_every = False, 0, 0
+            if len(self.config.ranges()) > 1:
+                raise ConfigError(
+                    "a ratio by range of steps can't be honoured in training, which has no steps"
+                )
+            self.pace = Pace()
             return
         steps = self.clock.steps()
-        self.remembers = self.config.remembers(steps)
-        first, self.dense_every = self.config.cadence(self.remembers)
-        if isinstance(first, float):
-            if steps is None:
-                raise ConfigError(
-                    f"dense_steps={first} is a share of the steps, and a model alone doesn't know how many "
-                    "there are: give tomadiff.apply the pipeline, or dense_steps as a number of steps"
-                )
-            first = round(first * steps)
-        self.dense_steps = first
-        if steps and self.config.ratio and all(map(self._is_dense, range(steps))):
+        self.pace = pace = Pace.of(self.config, steps)
+        ratios = list(zip(*(hook.place.ratios for hook in self.sites)))
+        merged = (any(ratios[pace.range(step)]) for step in range(steps or 0) if not pace.dense(step))
+        if steps and any(map(any, ratios)) and not any(merged):
             warnings.warn(
                 f"tomadiff merges nothing: all {steps} steps of this generation are dense, with "
-                f"dense_steps={first} and dense_every={self.dense_every}; give smaller ones, or 0",
+                f"dense_steps={pace.first}, dense_every={pace.every}, "
+                f"dense_last_steps={self.config.dense_last_steps} and ratio={self.config.ratio}; "
+                "give fewer dense ones",
                 stacklevel=2,
             )
-
-    def _is_dense(self, step: int) -> bool:
-        every = self.dense_every
-        return step < self.dense_steps or bool(every and self._since_first(step) % every == 0)
-
-    def _since_first(self, step: int) -> int:
-        """Steps since the last of the first dense ones."""
-        return step - max(self.dense_steps - 1, 0)
 
     def _grid_at(self, hook: SiteHook, tokens: int) -> tuple[int, ...]:
         if self.config.regions in ("stripe", "global"):
@@ -356,6 +348,11 @@ class SiteHook(ModelHook):
         self.memories: dict[tuple[int, bool, int, int], Memory] = {}
         self.tokens = self.kept = self.calls = self.dense_calls = 0
 
+    @property
+    def ratio(self) -> float:
+        """Of the range of steps that this call is in."""
+        return self.place.ratios[self.patch.range]
+
     def register(self) -> None:
         HookRegistry.check_if_exists_or_initialize(self.place.module).register_hook(self, HOOK)
         self.forward = self.fn_ref.forward
@@ -391,7 +388,7 @@ class SiteHook(ModelHook):
         first = self.patch.cut or self is self.run.sites[0]
         last = self.patch.cut or self is self.run.sites[-1]
         each = self.patch.config.where != "span"
-        if self.patch.dense or self.place.ratio == 0:
+        if self.patch.dense or self.ratio == 0:
             self.dense_calls += 1
             if self.tokens != call[self.argument].shape[1]:  # else, what merging kept is the better news
                 self.tokens = self.kept = call[self.argument].shape[1]
@@ -511,7 +508,7 @@ class SiteHook(ModelHook):
 
         def whole(y: Tensor, place: int) -> Tensor:
             image = picture(y, run.around)
-            if self.patch.remembers:
+            if self.patch.pace.remembers:
                 x = self._change(image - run.merged if self.site.residual else image, place)
                 x = run.tokens + x if self.site.residual else x
             elif self.site.residual:
@@ -541,7 +538,7 @@ class SiteHook(ModelHook):
     def _remember(self, output: Any) -> None:
         """A dense step tells what the site does to each token."""
         x, self.run.before = self.run.before, None
-        if not self.patch.remembers or not self.place.ratio:
+        if not self.patch.pace.remembers or not any(self.place.ratios):
             return
         around, clock = self._around(x), self.patch.clock
         for place, y in enumerate(output if self.site.outputs else (output,)):

@@ -59,8 +59,13 @@ def configuration(way: str, ratio: float, family: Family) -> Config:
 def written(config: Config) -> str:
     """The way that a configuration is."""
     settings = config.asked()
-    name = settings.pop("method", OURS)
-    return f"{name}:{','.join(f'{key}={value!r}' for key, value in settings.items())}"
+    return _spelled(settings.pop("method", OURS), settings)
+
+
+def _spelled(name: str, settings: dict[str, Any]) -> str:
+    """The inverse of `parse`."""
+    fields = [f"{key}={value if isinstance(value, str) else repr(value)}" for key, value in settings.items()]
+    return f"{name}:{','.join(fields)}" if fields else name
 
 
 def usual(ratios: Sequence[float], family: Family) -> list[str]:
@@ -78,19 +83,19 @@ def usual(ratios: Sequence[float], family: Family) -> list[str]:
 def pairs(
     ways: Sequence[str], ratios: Sequence[float], family: Family
 ) -> tuple[list[tuple[str, float]], list[str]]:
-    """(way, ratio): each way at all ratios it can do, dense, caches and ways with ratios of their own at 0.
+    """(way, ratio): each way at all ratios it can do, or at its own; dense and caches at 0.
 
     And what was left out, why.
     """
     found, left_out = [], []
-    for way in dict.fromkeys(map(_spelled_out, ways)):
+    for way, own in dict.fromkeys(map(_settled, ways)):
         parts = way.split("+")
         if sum(map(_merges, parts)) > 1:
             raise ConfigError(f"{way!r} merges twice: take one method, and caches beside it")
-        if not any(_merges(part) and "ratio" not in parse(part)[1] for part in parts):
+        if own is not None or not any(map(_merges, parts)):
             for part in parts:
-                check(part, 0.0, family)
-            found.append((way, 0.0))
+                check(part, own or 0.0, family)
+            found.append((way, own or 0.0))
             continue
         possible = []
         for ratio in dict.fromkeys(ratios):
@@ -189,10 +194,22 @@ def _check_settings(part: str, settings: dict[str, Any], function: Callable[...,
             raise ConfigError(f"{part!r}: unknown setting {name!r}; there are {', '.join(known)}")
 
 
-def _spelled_out(way: str) -> str:
-    """Without the names of settings files, but what is written in them."""
-    parts = way.split("+")
-    return "+".join(written(load_settings(part).config) if part.endswith(".json") else part for part in parts)
+def _settled(way: str) -> tuple[str, float | None]:
+    """With what is written in settings files instead of their names; and the ratio, if the way has its own.
+
+    One number is told apart from the way, as if it was asked for with --ratio; ratios by part or step stay in
+    it, and count as 0.
+    """
+    parts, own = [], None
+    for part in way.split("+"):
+        name, settings = parse(written(load_settings(part).config) if part.endswith(".json") else part)
+        if "ratio" in settings:
+            own = settings["ratio"] if isinstance(settings["ratio"], (int, float)) else 0.0
+            if own:
+                del settings["ratio"]
+            part = _spelled(name, settings)
+        parts.append(part)
+    return "+".join(parts), own
 
 
 def _merges(part: str) -> bool:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
-from .config import Config
+from .config import Config, Ratio
 from .errors import ConfigError, UnsupportedModelError
 from .families import Block, Family, Site
 
 
 @dataclass(frozen=True)
 class Place:
-    """A site in a model: its module and the ratio it gets."""
+    """A site in a model: its module and the ratios it gets."""
 
     site: Site
     module: nn.Module
@@ -23,7 +22,7 @@ class Place:
     block: nn.Module  # that it is in, or is
     block_name: str
     level: int
-    ratio: float
+    ratios: tuple[float, ...]  # by range of steps
     depth: float  # how far through the model it is, from 0 to 1
 
     @property
@@ -35,7 +34,7 @@ class Place:
 def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
     """Every site, in the order they run; an error where configuration and model don't fit."""
     everything = _blocks(model, family)
-    blocks = _without_first(everything, config.dense_blocks)
+    blocks = _without_ends(everything, config.dense_blocks, config.dense_last_blocks)
     places = []
     for number, name, module, block in blocks:
         level = family.level(model, name)
@@ -50,12 +49,14 @@ def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
                     )
                 full_name = f"{name}.{site.path}" if site.path else name
                 depth = number / len(everything)
-                ratio = _ratio(config, site, level)
-                places.append(Place(site, part, full_name, module, name, level, ratio, depth))
+                ratios = tuple(_ratio(ratio, site, level) for _, ratio in config.ranges())
+                places.append(Place(site, part, full_name, module, name, level, ratios, depth))
     if not blocks:
+        ends = {name: getattr(config, name) for name in ("dense_blocks", "dense_last_blocks")}
+        beyond = " and ".join(f"{name}={count}" for name, count in ends.items() if count)
         raise UnsupportedModelError(
             f"this {type(model).__name__} has no {' or '.join(b.name for b in family.blocks)} to merge in"
-            + (f" beyond the dense_blocks={config.dense_blocks}" if config.dense_blocks else "")
+            + (f" beyond {beyond}" if beyond else "")
         )
     _check(places, family, config)
     return places
@@ -74,17 +75,15 @@ def _blocks(model: nn.Module, family: Family) -> list[tuple[str, nn.Module, Bloc
     return blocks
 
 
-def _without_first(
-    blocks: list[tuple[str, nn.Module, Block]], dense: int
+def _without_ends(
+    blocks: list[tuple[str, nn.Module, Block]], first: int, last: int
 ) -> list[tuple[int, str, nn.Module, Block]]:
-    """Numbered, without the first so many of each class."""
-    seen: Counter[str] = Counter()
-    merged = []
-    for number, (name, module, block) in enumerate(blocks):
-        seen[block.name] += 1
-        if seen[block.name] > dense:
-            merged.append((number, name, module, block))
-    return merged
+    """Numbered, without the first and the last so many of each class."""
+    of_class: dict[str, list[int]] = {}
+    for number, (_, _, block) in enumerate(blocks):
+        of_class.setdefault(block.name, []).append(number)
+    inner = {number for numbers in of_class.values() for number in numbers[first : len(numbers) - last]}
+    return [(number, *found) for number, found in enumerate(blocks) if number in inner]
 
 
 def _sites(block: Block, config: Config) -> list[Site]:
@@ -95,10 +94,10 @@ def _sites(block: Block, config: Config) -> list[Site]:
     return [site for site in block.modules if site.kind in config.modules]
 
 
-def _ratio(config: Config, site: Site, level: int) -> float:
-    if not isinstance(config.ratio, Mapping):
-        return config.ratio
-    return config.ratio.get(site.kind, config.ratio.get(level, 0.0))
+def _ratio(ratio: Ratio, site: Site, level: int) -> float:
+    if not isinstance(ratio, Mapping):
+        return ratio
+    return ratio.get(site.kind, ratio.get(level, 0.0))
 
 
 def _check(places: list[Place], family: Family, config: Config) -> None:
@@ -112,9 +111,9 @@ def _check(places: list[Place], family: Family, config: Config) -> None:
             f"modules={config.modules!r} leaves nothing to merge: {family.name} has "
             + ", ".join(sorted({site.kind for block in family.blocks for site in block.modules}))
         )
-    if isinstance(config.ratio, Mapping):
-        there = {place.site.kind for place in places} | {place.level for place in places}
-        missing = [key for key in config.ratio if key not in there]
+    there = {place.site.kind for place in places} | {place.level for place in places}
+    for ratio in (ratio for _, ratio in config.ranges() if isinstance(ratio, Mapping)):
+        missing = [key for key in ratio if key not in there]
         if missing:
             raise ConfigError(
                 f"ratio names {', '.join(map(repr, missing))}, which this model doesn't have with "

@@ -24,7 +24,7 @@ from ..families import Family, family_of
 from ..files import write_whole
 from ..hook import denoiser
 from ..load import DTYPES, check_device, load
-from ..named import CACHES, NAMES, OURS, pairs, parse, usual
+from ..named import CACHES, METHODS, NAMES, OURS, configuration, pairs, parse, usual
 from . import expect, figures, models
 from .contenders import contender
 from .measure import Progress, rounds
@@ -188,11 +188,12 @@ def settle_expect(args: argparse.Namespace) -> None:
 def chosen(args: argparse.Namespace, family: Family) -> list[tuple[str, float]]:
     """Methods and ratios to measure."""
     measured, left_out = pairs(args.methods or usual(args.ratio, family), args.ratio, family)
-    for part in [part for method, _ in measured for part in method.split("+")]:
-        name, settings = parse(part)
+    for part, ratio in [(part, ratio) for method, ratio in measured for part in method.split("+")]:
+        name, _ = parse(part)
         if name in CACHES and args.model in models.ARCHITECTURES:
             raise ValueError(f"{part} decides by what a model computes, which random weights don't tell")
-        if (name in CACHES or settings.get("dense_steps")) and not args.steps:
+        uneven = name in CACHES or (name in METHODS and configuration(part, ratio, family).uneven)
+        if uneven and not args.steps:
             raise ValueError(f"{part}: steps of a generation differ, and single calls don't; add --steps")
     for line in left_out:
         print(line, file=sys.stderr)
