@@ -79,5 +79,6 @@ def _read(timestep: Tensor | float, scheduler: Any, forward: int) -> Time:
     if timestep.device.type != "cpu" and hasattr(scheduler, "step_index"):
         return Time("index", scheduler.step_index or 0)
     # waits for the device in one case only: a bare model there, and a timestep made anew for each call
-    # (where each token has a timestep, those of a picture that is given have none to go)
-    return Time("value", forward * float(timestep.max()))
+    # (frames, or tokens, may have timesteps of their own, not all of which go forward at every step)
+    value = timestep.float().mean() if timestep.ndim > 1 else timestep.flatten()[0]
+    return Time("value", forward * float(value))

@@ -19,7 +19,7 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
     return block.norm1(call["hidden_states"].float()) * (1 + scale) + shift
 
 
-def weigh_keys(call: Call, bias: Tensor, text: int) -> None:
+def weigh_keys(call: Call, bias: Tensor) -> None:
     call["attention_mask"] = bias[:, None, None]  # [B, 1, 1, K]
 
 

@@ -1,0 +1,71 @@
+"""CogVideoX and ConsisID: joint blocks, text in an argument of its own and first inside."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    return block.norm1(call["hidden_states"], call["encoder_hidden_states"], call["temb"])[0]
+
+
+def mask(call: Call, bias: Tensor) -> Tensor:
+    return F.pad(bias, (call["encoder_hidden_states"].shape[1], 0))[:, None]  # [B, 1, T + K]
+
+
+def weigh_module_keys(call: Call, bias: Tensor) -> None:
+    call["attention_mask"] = mask(call, bias)
+
+
+def weigh_block_keys(call: Call, bias: Tensor) -> None:
+    more = call.get("attention_kwargs") or {}
+    call["attention_kwargs"] = {**more, "attention_mask": mask(call, bias)}
+
+
+def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
+    """[B, F, C, H, W]"""
+    frames, _, height, width = latents.shape[1:]
+    patch = model.config.patch_size
+    return -(-frames // (model.config.patch_size_t or 1)), height // patch, width // patch
+
+
+ROTARY = (Rows("image_rotary_emb"),)
+
+
+def block(name: str) -> Block:
+    return Block(
+        name,
+        whole=Site(
+            "joint",
+            outputs=(0,),
+            residual=True,
+            rotary=ROTARY,
+            features=normalised,
+            weigh_keys=weigh_block_keys,
+        ),
+        modules=(
+            Site(
+                "self",
+                "attn1",
+                outputs=(0,),
+                rotary=ROTARY,
+                mask="attention_mask",
+                weigh_keys=weigh_module_keys,
+            ),
+            Site("mlp", "ff", tokens=None, lead=True),
+        ),
+    )
+
+
+FAMILY = Family(
+    name="cogvideox",
+    covers="CogVideoX, ConsisID",
+    models=("CogVideoXTransformer3DModel", "ConsisIDTransformer3DModel"),
+    blocks=(block("CogVideoXBlock"), block("ConsisIDBlock")),
+    grid_from="hidden_states",
+    grid=grid,
+    between_blocks=("id_cond",),  # ConsisID adds faces there
+)

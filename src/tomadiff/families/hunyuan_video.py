@@ -1,0 +1,82 @@
+"""HunyuanVideo and FramePack: joint blocks, then single blocks; text behind the video, and masked.
+
+FramePack puts what was drawn before in front of the video. That stays whole: it is what the video has to
+agree with, and it is packed already.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+
+HISTORY = ("latents_clean", "latents_history_2x", "latents_history_4x")
+
+
+def joint_normalised(block: nn.Module, call: Call) -> Tensor:
+    return block.norm1(call["hidden_states"], emb=call["temb"])[0]
+
+
+def single_normalised(block: nn.Module, call: Call) -> Tensor:
+    return block.norm(call["hidden_states"], emb=call["temb"])[0]
+
+
+def weigh_keys(call: Call, bias: Tensor) -> None:
+    """The mask, [B, 1, 1, S + T], tells text from padding."""
+    text, mask = call["encoder_hidden_states"].shape[1], call.get("attention_mask")
+    bias = F.pad(bias, (0, text))[:, None, None]
+    call["attention_mask"] = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+
+
+def grid(model: nn.Module, latents: Tensor, *history: Tensor | None) -> tuple[int, ...]:
+    """[B, C, F, H, W]"""
+    frames, height, width = latents.shape[-3:]
+    patch = model.config.patch_size
+    return frames // model.config.patch_size_t, height // patch, width // patch
+
+
+def others(model: nn.Module, latents: Tensor, *history: Tensor | None) -> tuple[int, int]:
+    """Tokens of the history: patches of once, twice and four times the size."""
+    patch = (model.config.patch_size_t, model.config.patch_size, model.config.patch_size)
+    tokens = [
+        math.prod(-(-side // (2**level * size)) for side, size in zip(part.shape[-3:], patch))
+        for level, part in enumerate(history)
+        if part is not None
+    ]
+    return sum(tokens), 0
+
+
+MASK = (Rows("attention_mask", axis=3, text_last=True),)
+ATTENTION: dict[str, Any] = {
+    "outputs": (0,),
+    "rotary": (Rows("image_rotary_emb"),),
+    "follows": MASK,
+    "weigh_keys": weigh_keys,
+}
+BLOCK: dict[str, Any] = {"outputs": (0,), "residual": True, "follows": MASK, "weigh_keys": weigh_keys}
+
+FAMILY = Family(
+    name="hunyuan_video",
+    covers="HunyuanVideo, FramePack",
+    models=("HunyuanVideoTransformer3DModel", "HunyuanVideoFramepackTransformer3DModel"),
+    blocks=(
+        Block(
+            "HunyuanVideoTransformerBlock",
+            whole=Site("joint", features=joint_normalised, rotary=(Rows("freqs_cis"),), **BLOCK),
+            modules=(Site("self", "attn", **ATTENTION), Site("mlp", "ff")),
+        ),
+        Block(
+            "HunyuanVideoSingleTransformerBlock",
+            whole=Site("single", features=single_normalised, rotary=(Rows("image_rotary_emb"),), **BLOCK),
+            modules=(Site("self", "attn", **ATTENTION), Site("mlp", "proj_mlp", tokens=None, trail=True)),
+            joined=True,
+        ),
+    ),
+    grid_from=("hidden_states", *HISTORY),
+    grid=grid,
+    others=others,
+)

@@ -1,0 +1,30 @@
+"""HunyuanVideo 1.5: joint blocks; text behind the video, with a mask of its own."""
+
+from __future__ import annotations
+
+from .family import Block, Family, Rows, Site
+from .hunyuan_video import grid, joint_normalised
+
+FAMILY = Family(
+    name="hunyuan_video15",
+    covers="HunyuanVideo 1.5",
+    models=("HunyuanVideo15Transformer3DModel",),
+    blocks=(
+        Block(
+            "HunyuanVideo15TransformerBlock",
+            whole=Site(
+                "joint",
+                outputs=(0,),
+                residual=True,
+                rotary=(Rows("freqs_cis"),),
+                features=joint_normalised,
+            ),
+            modules=(
+                Site("self", "attn", outputs=(0,), rotary=(Rows("image_rotary_emb"),)),
+                Site("mlp", "ff"),
+            ),
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=grid,
+)

@@ -1,0 +1,66 @@
+"""LTX-Video: blocks on a grid of time, height and width; each token may have a timestep of its own."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    """temb: [B, 1 or N, 6 * C]"""
+    modulation = block.scale_shift_table + call["temb"].unflatten(-1, (len(block.scale_shift_table), -1))
+    shift, scale = modulation[:, :, 0], modulation[:, :, 1]
+    return block.norm1(call["hidden_states"]) * (1 + scale) + shift
+
+
+def weigh_keys(call: Call, bias: Tensor) -> None:
+    call["attention_mask"] = bias[:, None]  # [B, 1, K]
+
+
+def drawn(coords: Tensor) -> tuple[int, tuple[int, ...]]:
+    """Where the video starts behind what it is conditioned on, and its grid, by the positions of its tokens.
+
+    coords: [B, 3, S]. Only the video itself starts at the first moment. Waits for the device.
+    """
+    times, rows, columns = coords[0].unbind(0)
+    start = int((times == times.min()).nonzero()[0])
+    height, width = (len(axis[start:].unique()) for axis in (rows, columns))
+    return start, ((len(times) - start) // (height * width), height, width)
+
+
+def grid(
+    model: nn.Module, frames: int | None, height: int | None, width: int | None, coords: Tensor | None
+) -> tuple[int, ...]:
+    return (frames, height, width) if coords is None else drawn(coords)[1]
+
+
+def others(model: nn.Module, frames: object, height: object, width: object, coords: Tensor | None) -> tuple:
+    return (0 if coords is None else drawn(coords)[0], 0)
+
+
+ROTARY = (Rows("image_rotary_emb", axis=1),)
+ATTENTION = {"rotary": ROTARY, "mask": "attention_mask", "weigh_keys": weigh_keys}
+
+FAMILY = Family(
+    name="ltx",
+    covers="LTX-Video",
+    models=("LTXVideoTransformer3DModel",),
+    blocks=(
+        Block(
+            "LTXVideoTransformerBlock",
+            whole=Site(
+                "block",
+                residual=True,
+                rotary=ROTARY,
+                follows=(Rows("temb", axis=1),),
+                features=normalised,
+            ),
+            modules=(Site("self", "attn1", **ATTENTION), Site("cross", "attn2"), Site("mlp", "ff")),
+            keys=(Site("kv", "attn1", keys_argument="encoder_hidden_states", **ATTENTION),),
+        ),
+    ),
+    grid_from=("num_frames", "height", "width", "video_coords"),
+    grid=grid,
+    others=others,
+)

@@ -1,0 +1,15 @@
+"""Stable Video Diffusion: a UNet whose blocks in space and over time take turns. The latter stay dense."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from . import unet
+
+FAMILY = replace(
+    unet.FAMILY,
+    name="svd",
+    covers="Stable Video Diffusion",
+    models=("UNetSpatioTemporalConditionModel",),
+    between_blocks=("sample",),  # a block over time follows each, in every call
+)
