@@ -11,5 +11,5 @@ FAMILY = replace(
     name="svd",
     covers="Stable Video Diffusion",
     models=("UNetSpatioTemporalConditionModel",),
-    between_blocks=("sample",),  # a block over time follows each, in every call
+    skips=True,  # to blocks over time
 )
