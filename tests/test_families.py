@@ -226,6 +226,19 @@ def test_grids_that_regions_do_not_divide(
         assert 0.55 * finest.tokens < finest.kept < 0.75 * finest.tokens
 
 
+@pytest.mark.parametrize("method", ["tome", "tofu", "todo"])
+def test_the_compared_methods_work_on_every_family(
+    model: nn.Module, case: ModuleType, family: Family, method: str
+) -> None:
+    if {"tome": "module", "tofu": "module", "todo": "kv"}[method] not in family.offers:
+        pytest.skip(f"{family.name} doesn't offer its sites")
+    dense = run(model, case, SEEDS[:2])
+    tomadiff.apply(model, ratio=0.75, method=method)
+    merged = run(model, case, SEEDS[:2])
+    assert CHANGED < distance(merged, dense) < 1
+    assert {site.kept / site.tokens for site in tomadiff.report(model).sites} == {0.25}
+
+
 # -- through the real pipeline, where one runs without downloads -------------------------------------------
 
 

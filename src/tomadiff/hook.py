@@ -23,7 +23,7 @@ from .clock import Clock
 from .config import Config
 from .core import Schedule
 from .errors import ConfigError, UnsupportedModelError
-from .families import FAMILIES, Call, Family, Rows
+from .families import FAMILIES, Call, Family, Rows, Site
 from .follow import follow
 from .memory import Memory
 from .methods import FROM_BLOCK_INPUT, METHODS
@@ -189,8 +189,18 @@ class Patch:
             )
 
     @torch.compiler.disable
-    def before_block(self, block: nn.Module, args: tuple, kwargs: Call) -> None:
-        self.block_input = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+    def before_block(self, place: Place, block: nn.Module, args: tuple, kwargs: Call) -> None:
+        """Keep the picture's tokens that go into a block."""
+        whole = next(part.whole for part in self.family.blocks if part.name == type(block).__name__)
+        whole = whole or Site("block")
+        sequence = (dict(zip(parameter_names(block), args)) | kwargs)[whole.tokens]
+        self.block_input = picture(sequence, self.around(sequence, whole, place.level))
+
+    def around(self, sequence: Tensor, site: Site, level: int) -> tuple[int, int]:
+        """How many tokens of a site's sequence are before and behind those of the picture."""
+        before, behind = self.others
+        text = sequence.shape[1] - math.prod(self.grid(level)) - before - behind
+        return before + text * site.lead, behind + text * site.trail
 
     @torch.compiler.disable
     def after_model(self, model: nn.Module, args: tuple, output: Any) -> None:
@@ -234,7 +244,10 @@ class Patch:
                 if self.from_input and hook.site.path:
                     features = self.block_input
                 elif hook.site.features is not None and not self.from_input:
-                    features = hook.site.features(module, {**call, hook.argument: features})
+                    # with what is around the picture, since other arguments have entries for that, too
+                    sequence = with_picture(call[hook.argument], hook.run.around, features)
+                    features = hook.site.features(module, {**call, hook.argument: sequence})
+                    features = picture(features, hook.run.around)
             with self.overhead("plan", tokens.device):
                 destinations = kept.plan.destinations if due == "weights" else None
                 plan = METHODS[self.config.method](
@@ -413,7 +426,7 @@ class SiteHook(ModelHook):
         """The site's sequence with merged image tokens, which the run keeps in mind."""
         run, sequence = self.run, call[self.argument]
         if first:
-            run.around = self._around(sequence)
+            run.around = self.patch.around(sequence, self.site, self.place.level)
         tokens = picture(sequence, run.around)
         run.kept = self.patch.plan(self, module, call, tokens)
         plan = run.kept.plan
@@ -540,19 +553,13 @@ class SiteHook(ModelHook):
         x, self.run.before = self.run.before, None
         if not self.patch.pace.remembers or not any(self.place.ratios):
             return
-        around, clock = self._around(x), self.patch.clock
+        around, clock = self.patch.around(x, self.site, self.place.level), self.patch.clock
         for place, y in enumerate(output if self.site.outputs else (output,)):
             if self.site.outputs and place not in self.site.outputs:
                 continue
             change = picture(y - x if self.site.residual else y, around).detach()
             key = (clock.call, self.patch.cut, place, len(change))
             self.memories[key] = Memory.of(clock.step, change, self.memories.get(key))
-
-    def _around(self, sequence: Tensor) -> tuple[int, int]:
-        """How many tokens of a sequence are before and behind those of the picture."""
-        before, behind = self.patch.others
-        text = sequence.shape[1] - math.prod(self.patch.grid(self.place.level)) - before - behind
-        return before + text * self.site.lead, behind + text * self.site.trail
 
 
 def picture(sequence: Tensor, around: tuple[int, int]) -> Tensor:
@@ -614,9 +621,10 @@ def attach(patch: Patch) -> None:
     ]
     if patch.from_input:
         # whole blocks see their input themselves
-        blocks = {hook.place.block for hook in patch.sites if hook.site.path}
+        inside = {hook.place.block: hook.place for hook in patch.sites if hook.site.path}
         patch.handles += [
-            block.register_forward_pre_hook(patch.before_block, with_kwargs=True) for block in blocks
+            block.register_forward_pre_hook(functools.partial(patch.before_block, place), with_kwargs=True)
+            for block, place in inside.items()
         ]
     setattr(patch.model, PATCH, patch)
     # hooks hold on to the very modules they are on, so a copy has to be made without them

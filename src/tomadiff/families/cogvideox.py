@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .family import Block, Call, Family, Rows, Site
+from .parts import weigh_by
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:
     return block.norm1(call["hidden_states"], call["encoder_hidden_states"], call["temb"])[0]
 
 
-def mask(call: Call, bias: Tensor) -> Tensor:
-    return F.pad(bias, (call["encoder_hidden_states"].shape[1], 0))[:, None]  # [B, 1, T + K]
-
-
-def weigh_module_keys(call: Call, bias: Tensor) -> None:
-    call["attention_mask"] = mask(call, bias)
+weigh_module_keys = weigh_by("attention_mask", axes=3, text="encoder_hidden_states")
 
 
 def weigh_block_keys(call: Call, bias: Tensor) -> None:
+    inside = {"encoder_hidden_states": call["encoder_hidden_states"]}
+    weigh_module_keys(inside, bias)
     more = call.get("attention_kwargs") or {}
-    call["attention_kwargs"] = {**more, "attention_mask": mask(call, bias)}
+    call["attention_kwargs"] = {**more, "attention_mask": inside["attention_mask"]}
 
 
 def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:

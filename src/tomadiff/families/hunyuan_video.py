@@ -13,12 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .family import Block, Call, Family, Rows, Site
+from .parts import ada_norm
 
 HISTORY = ("latents_clean", "latents_history_2x", "latents_history_4x")
-
-
-def joint_normalised(block: nn.Module, call: Call) -> Tensor:
-    return block.norm1(call["hidden_states"], emb=call["temb"])[0]
 
 
 def single_normalised(block: nn.Module, call: Call) -> Tensor:
@@ -66,7 +63,7 @@ FAMILY = Family(
     blocks=(
         Block(
             "HunyuanVideoTransformerBlock",
-            whole=Site("joint", features=joint_normalised, rotary=(Rows("freqs_cis"),), **BLOCK),
+            whole=Site("joint", features=ada_norm, rotary=(Rows("freqs_cis"),), **BLOCK),
             modules=(Site("self", "attn", **ATTENTION), Site("mlp", "ff")),
         ),
         Block(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .family import Block, Family, Rows, Site
-from .hunyuan_video import grid, joint_normalised
+from .hunyuan_video import grid
+from .parts import ada_norm
 
 FAMILY = Family(
     name="hunyuan_video15",
@@ -17,7 +18,7 @@ FAMILY = Family(
                 outputs=(0,),
                 residual=True,
                 rotary=(Rows("freqs_cis"),),
-                features=joint_normalised,
+                features=ada_norm,
             ),
             modules=(
                 Site("self", "attn", outputs=(0,), rotary=(Rows("image_rotary_emb"),)),

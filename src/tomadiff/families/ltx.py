@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from .family import Block, Call, Family, Rows, Site
+from .parts import modulated, weigh_by
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:
     """temb: [B, 1 or N, 6 * C]"""
     modulation = block.scale_shift_table + call["temb"].unflatten(-1, (len(block.scale_shift_table), -1))
-    shift, scale = modulation[:, :, 0], modulation[:, :, 1]
-    return block.norm1(call["hidden_states"]) * (1 + scale) + shift
-
-
-def weigh_keys(call: Call, bias: Tensor) -> None:
-    call["attention_mask"] = bias[:, None]  # [B, 1, K]
+    return modulated(block.norm1(call["hidden_states"]), modulation[:, :, 0], modulation[:, :, 1])
 
 
 def drawn(coords: Tensor) -> tuple[int, tuple[int, ...]]:
@@ -40,7 +38,11 @@ def others(model: nn.Module, frames: object, height: object, width: object, coor
 
 
 ROTARY = (Rows("image_rotary_emb", axis=1),)
-ATTENTION = {"rotary": ROTARY, "mask": "attention_mask", "weigh_keys": weigh_keys}
+ATTENTION: dict[str, Any] = {
+    "rotary": ROTARY,
+    "mask": "attention_mask",
+    "weigh_keys": weigh_by("attention_mask", axes=3),
+}
 
 FAMILY = Family(
     name="ltx",

@@ -6,21 +6,19 @@ in between blocks; what makes them stays dense.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from .family import Block, Call, Family, Rows, Site
+from .parts import modulated, weigh_by
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:
     """temb: [B, 6, C], or [B, N, 6, C] with an entry for each token."""
     table, temb = block.scale_shift_table, call["temb"].float()
     modulation = table.unsqueeze(0) + temb if temb.ndim == 4 else (table + temb).unsqueeze(1)
-    shift, scale = modulation[:, :, 0], modulation[:, :, 1]
-    return block.norm1(call["hidden_states"].float()) * (1 + scale) + shift
-
-
-def weigh_keys(call: Call, bias: Tensor) -> None:
-    call["attention_mask"] = bias[:, None, None]  # [B, 1, 1, K]
+    return modulated(block.norm1(call["hidden_states"].float()), modulation[:, :, 0], modulation[:, :, 1])
 
 
 def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
@@ -29,6 +27,11 @@ def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
 
 
 ROTARY = (Rows("rotary_emb", axis=1),)
+ATTENTION: dict[str, Any] = {
+    "rotary": ROTARY,
+    "mask": "attention_mask",
+    "weigh_keys": weigh_by("attention_mask"),
+}
 
 FAMILY = Family(
     name="wan",
@@ -44,21 +47,8 @@ FAMILY = Family(
                 follows=(Rows("temb", axis=1, ndim=4),),
                 features=normalised,
             ),
-            modules=(
-                Site("self", "attn1", rotary=ROTARY, mask="attention_mask", weigh_keys=weigh_keys),
-                Site("cross", "attn2"),
-                Site("mlp", "ffn"),
-            ),
-            keys=(
-                Site(
-                    "kv",
-                    "attn1",
-                    rotary=ROTARY,
-                    mask="attention_mask",
-                    weigh_keys=weigh_keys,
-                    keys_argument="encoder_hidden_states",
-                ),
-            ),
+            modules=(Site("self", "attn1", **ATTENTION), Site("cross", "attn2"), Site("mlp", "ffn")),
+            keys=(Site("kv", "attn1", keys_argument="encoder_hidden_states", **ATTENTION),),
         ),
     ),
     grid_from="hidden_states",

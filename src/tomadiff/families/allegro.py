@@ -1,0 +1,39 @@
+"""Allegro: blocks on a grid of time, height and width; rotary tables come with a position for each token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+from .hunyuan_video import grid
+from .parts import modulated, weigh_by
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    x = call["hidden_states"]
+    modulation = block.scale_shift_table + call["temb"].reshape(len(x), 6, -1)
+    return modulated(block.norm1(x), modulation[:, :1], modulation[:, 1:2])
+
+
+ATTENTION: dict[str, Any] = {
+    "rotary": (Rows("image_rotary_emb", axis=1, inside=(1,)),),
+    "mask": "attention_mask",
+    "weigh_keys": weigh_by("attention_mask", axes=3),
+}
+
+FAMILY = Family(
+    name="allegro",
+    covers="Allegro",
+    models=("AllegroTransformer3DModel",),
+    blocks=(
+        Block(
+            "AllegroTransformerBlock",
+            whole=Site("block", residual=True, features=normalised, **ATTENTION),
+            modules=(Site("self", "attn1", **ATTENTION), Site("cross", "attn2"), Site("mlp", "ff")),
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=grid,
+)

@@ -1,0 +1,56 @@
+"""Cosmos 1 and 2: blocks on a grid of time, height and width; frames may have timesteps of their own.
+
+Where blocks add learned positions or a ControlNet's residuals to their tokens, a merged token takes its
+destination's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+from .parts import weigh_by
+from .wan import grid
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    x, positions = call["hidden_states"], call.get("extra_pos_emb")
+    x = x if positions is None else x + positions
+    return block.norm1(x, call["embedded_timestep"], call.get("temb"))[0]
+
+
+ROTARY = (Rows("image_rotary_emb"),)
+ATTENTION: dict[str, Any] = {
+    "rotary": ROTARY,
+    "mask": "attention_mask",
+    "weigh_keys": weigh_by("attention_mask"),
+}
+
+FAMILY = Family(
+    name="cosmos",
+    covers="Cosmos Predict 1, 2 and Transfer",
+    models=("CosmosTransformer3DModel",),
+    blocks=(
+        Block(
+            "CosmosTransformerBlock",
+            whole=Site(
+                "block",
+                residual=True,
+                rotary=ROTARY,
+                follows=(
+                    Rows("temb", axis=1, ndim=3),
+                    Rows("embedded_timestep", axis=1, ndim=3),
+                    Rows("extra_pos_emb", axis=1),
+                    Rows("controlnet_residual", axis=1),
+                ),
+                features=normalised,
+            ),
+            modules=(Site("self", "attn1", **ATTENTION), Site("cross", "attn2"), Site("mlp", "ff")),
+            keys=(Site("kv", "attn1", keys_argument="encoder_hidden_states", **ATTENTION),),
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=grid,
+)

@@ -1,0 +1,24 @@
+"""EasyAnimate 5: joint blocks, text in an argument of its own."""
+
+from __future__ import annotations
+
+from .cogvideox import normalised
+from .family import Block, Family, Rows, Site
+from .mochi import grid
+
+ROTARY = (Rows("image_rotary_emb"),)
+
+FAMILY = Family(
+    name="easyanimate",
+    covers="EasyAnimate",
+    models=("EasyAnimateTransformer3DModel",),
+    blocks=(
+        Block(
+            "EasyAnimateTransformerBlock",
+            whole=Site("joint", outputs=(0,), residual=True, rotary=ROTARY, features=normalised),
+            modules=(Site("self", "attn1", outputs=(0,), rotary=ROTARY), Site("mlp", "ff")),
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=grid,
+)

@@ -1,0 +1,53 @@
+"""LTX-2: video and sound in one block. The video's tokens are merged; sound is short, and stays whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+
+from .family import Block, Family, Rows, Site
+from .ltx import normalised
+
+
+def grid(model: nn.Module, frames: int, height: int, width: int, tokens: Tensor) -> tuple[int, ...]:
+    return frames, height, width
+
+
+def others(model: nn.Module, *sources: Any) -> tuple[int, int]:
+    """Key frames, and other videos to go by, come behind."""
+    return 0, sources[-1].shape[1] - math.prod(grid(model, *sources))
+
+
+def rotary(*arguments: str) -> tuple[Rows, ...]:
+    """Tables of all heads, [B, N, D], or of each, [B, H, N, D]."""
+    return tuple(Rows(name, axis=ndim - 2, ndim=ndim) for name in arguments for ndim in (3, 4))
+
+
+MODULATION = tuple(Rows(name, axis=1) for name in ("temb", "temb_ca_scale_shift", "temb_ca_gate"))
+ATTENTION: dict[str, Any] = {"rotary": rotary("query_rotary_emb"), "mask": "attention_mask"}
+
+FAMILY = Family(
+    name="ltx2",
+    covers="LTX-2",
+    models=("LTX2VideoTransformer3DModel",),
+    blocks=(
+        Block(
+            "LTX2VideoTransformerBlock",
+            whole=Site(
+                "block",
+                outputs=(0,),
+                residual=True,
+                rotary=rotary("video_rotary_emb", "ca_video_rotary_emb"),
+                follows=MODULATION,
+                mask="self_attention_mask",
+                features=normalised,
+            ),
+            modules=(Site("self", "attn1", **ATTENTION), Site("cross", "attn2"), Site("mlp", "ff")),
+        ),
+    ),
+    grid_from=("num_frames", "height", "width", "hidden_states"),
+    grid=grid,
+    others=others,
+)

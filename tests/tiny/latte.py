@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from typing import Any
+
+from seeded import noise, text, times
+from torch import nn
+
+MODEL = "LatteTransformer3DModel"
+SETTINGS = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 8,
+    "in_channels": 4,
+    "out_channels": 4,
+    "num_layers": 2,
+    "cross_attention_dim": 16,
+    "caption_channels": 16,
+    "sample_size": 16,
+    "patch_size": 2,
+    "norm_type": "ada_norm_single",
+    "norm_elementwise_affine": False,
+    "activation_fn": "gelu-approximate",
+    "attention_bias": True,
+    "video_length": 2,
+}
+# frames are samples of a batch
+
+
+def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: float) -> dict[str, Any]:
+    return {
+        "hidden_states": noise(seeds, 4, 2, *(2 * side for side in grid)),
+        "timestep": times(seeds, 1000 * time),
+        "encoder_hidden_states": text(seeds, 7, 16),
+    }
