@@ -3,17 +3,27 @@ VENV := .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint browser clean
 
 demo: $(VENV)/ready
 	$(RUN)/tomadiff demo
 
-test: $(VENV)/ready lint
+test: $(VENV)/ready lint browser
 	$(RUN)/python -m pytest
 
 lint: $(VENV)/ready
 	$(RUN)/ruff check src tests
 	$(RUN)/ruff format --check src tests
+
+# The tests of the page run in a real browser. Where there is none and root may install one, do; else they are skipped.
+CHROMIUM := DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core
+browser:
+	@for name in chromium chromium-browser google-chrome; do \
+		if command -v $$name; then exit 0; fi; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get; then \
+		$(CHROMIUM) > /dev/null || { apt-get update -qq && $(CHROMIUM) > /dev/null; } || echo "no chromium could be installed"; \
+	fi
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -13,7 +13,7 @@ from pipelines import denoiser, draw, make
 
 import tomadiff
 from tomadiff.maps import MergeMap, Recorder
-from tomadiff.viz import contact_sheet, merge_map
+from tomadiff.viz import contact_sheet, difference, merge_map
 
 
 def test_the_map_of_a_step_is_the_plan_that_was_used_in_it(pipe: DiffusionPipeline) -> None:
@@ -84,3 +84,28 @@ def test_a_contact_sheet_holds_every_picture_whole() -> None:
     for r in range(2):
         for c in range(3):
             assert (sheet == (10 * r, 100, 10 * c)).all(-1).sum() == 600
+
+
+def test_a_chosen_token_stands_out_with_its_group() -> None:
+    owners = torch.tensor([0, 0, 3, 3, 0, 0, 3, 7])
+    mapped = MergeMap(0, "block", (2, 4), torch.tensor([0, 3, 7]), owners, torch.zeros(8, dtype=torch.long))
+    picture = Image.new("RGB", (4, 2), (10, 20, 30))
+    plain, marked = (
+        np.asarray(merge_map(picture, mapped, side=400, groups=True, chosen=chosen)) for chosen in (None, 5)
+    )
+    corner = {token: (token // 4 * 100 + 20, token % 4 * 100 + 20) for token in range(8)}
+    for token in range(8):
+        same = np.array_equal(plain[corner[token]], marked[corner[token]])
+        assert same == (owners[token] == 0), "those of other groups fade"
+    assert len({tuple(plain[corner[token]]) for token in (0, 3, 7)}) == 3, "a colour for each group"
+
+
+def test_differences_are_bright_where_they_are_large() -> None:
+    a = np.full((4, 4, 3), 100, dtype=np.uint8)
+    b = a.copy()
+    b[0, 0, 1], b[1, 1] = 140, 110
+    heat, most = difference(Image.fromarray(a), Image.fromarray(b))
+    light = np.asarray(heat).astype(int).sum(-1)
+    assert most == 40
+    assert light[0, 0] > light[1, 1] > light[3, 3] and light.argmax() == 0
+    assert difference(Image.fromarray(a), Image.fromarray(a))[1] == 0

@@ -26,10 +26,14 @@ class Settings:
 
 
 def save(path: str | PathLike[str], config: Config, notes: Mapping[str, Any] | None = None) -> None:
-    """Write a settings file, whole or not at all. Of the configuration, only what was asked for."""
-    content = {HEAD: VERSION, "config": config.asked(), "notes": dict(notes or {})}
-    text = json.dumps(content, indent=1) + "\n"
+    """Write a settings file, whole or not at all."""
+    text = dumps(config, notes)
     write_whole(Path(path), lambda partial: partial.write_text(text))
+
+
+def dumps(config: Config, notes: Mapping[str, Any] | None = None) -> str:
+    """What is in a settings file. Of the configuration, only what was asked for."""
+    return json.dumps({HEAD: VERSION, "config": config.asked(), "notes": dict(notes or {})}, indent=1) + "\n"
 
 
 def load(path: str | PathLike[str]) -> Settings:

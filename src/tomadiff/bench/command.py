@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import platform
 import sys
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from ..demo.embedded import EMBEDDED
 from ..families import Family, family_of
 from ..files import write_whole
 from ..hook import denoiser
-from ..load import DTYPES, check_device, load
+from ..load import DTYPES, check_device, load, usual_size
 from ..named import CACHES, METHODS, NAMES, OURS, configuration, pairs, parse, usual
 from . import expect, figures, models
 from .contenders import contender
@@ -223,13 +222,10 @@ def pipeline(args: argparse.Namespace) -> DiffusionPipeline:
 def default_size(args: argparse.Namespace, pipe: DiffusionPipeline) -> tuple[int, int]:
     if args.model in models.ARCHITECTURES:
         return models.ARCHITECTURES[args.model].size
-    side = inspect.signature(pipe.__call__).parameters["height"].default
-    if side is None:  # then it is what the model was trained on
-        side = getattr(pipe, "default_sample_size", None) or denoiser(pipe)[0].config.get("sample_size", 0)
-        side *= getattr(pipe, "vae_scale_factor", 0)
-    if not side:
+    size = usual_size(pipe)
+    if size is None:
         raise ValueError(f"{type(pipe).__name__} has no usual size: give one with --size")
-    return side, side
+    return size
 
 
 def measure_size(

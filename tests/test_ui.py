@@ -1,0 +1,369 @@
+"""What the page stands on, without a browser: wishes, the studio, who gets in."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tomadiff
+from tomadiff import hook, settings
+from tomadiff.generate import draw
+from tomadiff.ui import show
+from tomadiff.ui.command import check_access
+from tomadiff.ui.studio import Cancelled, Kept, Studio
+from tomadiff.ui.wish import WAYS, Limits, Wish, checked, checked_model, code
+
+FORM: dict[str, Any] = {"prompt": "fox", "seed": 1, "steps": 2, "height": 32, "width": 32}
+
+
+def quiet(share: float, text: str) -> None:
+    pass
+
+
+def same(a: Image.Image, b: Image.Image) -> bool:
+    return np.array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.fixture(scope="module")
+def studio() -> Studio:
+    return Studio("emoji-flux", steps=20)
+
+
+def wish(studio: Studio, **changed: Any) -> Wish:
+    return checked(studio.limits, **{**FORM, **changed})
+
+
+# wishes
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"prompt": "x" * 501}, "501 characters; at most 500"),
+        ({"prompt": "  "}, "no prompt"),
+        ({"prompt": ["fox"]}, "no prompt"),
+        ({"steps": 101}, "steps: 101 must be from 1 to 100"),
+        ({"steps": 0}, "from 1"),
+        ({"steps": 2.5}, "whole number"),
+        ({"steps": True}, "must be a number"),
+        ({"steps": "9"}, "must be a number"),
+        ({"steps": None}, "must be a number"),
+        ({"height": 4096}, "height: 4096 must be from 16 to 128"),
+        ({"width": 1e12}, "width"),
+        ({"width": float("nan")}, "must be a number"),
+        ({"seed": -1}, "seed"),
+        ({"seed": float("inf")}, "seed"),
+        ({"guidance": 1e9}, "guidance"),
+        ({"ratio": 1.0}, "ratio"),
+        ({"ratio": float("nan")}, "ratio"),
+        ({"method": "../../etc/passwd"}, "no method"),
+        ({"method": "settings.json"}, "no method"),
+        ({"method": "ideal"}, "no method"),
+        ({"method": ["toma"]}, "no method"),
+        ({"settings": {"where": "everywhere"}}, "none of"),
+        ({"settings": {"region_size": 10**9}}, "from 0 to 64"),
+        ({"settings": {"scale": 3}}, "no setting"),
+        ({"settings": {"x" * 1000: 3}}, "no setting"),
+    ],
+)
+def test_what_is_over_a_limit_is_refused_in_words(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        checked(Limits(side=128), **{**FORM, **changed})
+    assert len(str(caught.value)) < 300, "what was sent is not sent back at length"
+
+
+def test_a_wish_at_the_limits_is_fine() -> None:
+    made = checked(Limits(side=128), **{**FORM, "prompt": "x" * 500, "steps": 100.0, "height": 128})
+    assert (made.request.steps, made.request.size) == (100, (128, 32))
+
+
+def test_the_page_may_name_models_but_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret" / "model").mkdir(parents=True)
+    for name in ("emoji-flux", "/models/own", "stabilityai/stable-diffusion-xl-base-1.0"):
+        assert checked_model(name, own="/models/own") == name
+    for name in ("/etc", "..", "../x", "secret/model", "a/../b", "a/b/c", "file:///etc", "", None, ["a/b"]):
+        with pytest.raises(ValueError, match="no model for this page"):
+            checked_model(name, own="/models/own")
+
+
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        ("tomadiff", {}),
+        ("tomadiff", {"where": "block", "shift": True, "region_size": 4, "remember": False}),
+        ("toma_once", {"dense_steps": 1}),
+        ("tome", {}),
+    ],
+)
+def test_the_code_makes_the_picture_of_the_page(
+    method: str, given: dict[str, Any], studio: Studio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = wish(studio, method=method, settings=given, guidance=2.0, prompt="the 'fox'")
+    _, made = studio.compare(wanted, "me", quiet)
+    exec(code(wanted, studio.model, "cpu", "fp32"), {})
+    assert same(Image.open("picture.png"), made.merged.picture)
+
+
+def test_the_settings_file_makes_the_picture_of_the_page(studio: Studio, tmp_path: Path) -> None:
+    _, made = studio.compare(wish(studio, method="toma_tile", ratio=0.25), "me", quiet)
+    settings.save(tmp_path / "s.json", made.merged.config)
+    with tomadiff.merged(studio.pipe, tmp_path / "s.json"):
+        assert same(draw(studio.pipe, made.wish.request)[0], made.merged.picture)
+
+
+def test_code_for_other_models_loads_them_from_where_they_are() -> None:
+    text = code(checked(Limits(side=1024), **FORM), "some/model", "cuda", "fp16")
+    compile(text, "code", "exec")
+    assert "from_pretrained('some/model', dtype=torch.float16).to('cuda')" in text
+
+
+# the studio
+
+
+def test_dense_and_merged_come_from_the_same_noise(studio: Studio) -> None:
+    wanted = wish(studio)
+    _, made = studio.compare(wanted, "me", quiet)
+    assert same(made.dense.picture, draw(studio.pipe, wanted.request)[0])
+    with tomadiff.merged(studio.pipe, ratio=0.5):
+        assert same(made.merged.picture, draw(studio.pipe, wanted.request)[0])
+    assert (made.merged.kept, made.merged.tokens, made.merged.merged_steps) == (128, 256, 2)
+    assert 5 < made.merged.psnr < 60 and 0 < made.merged.ssim < 1
+    assert list(made.maps) == [0, 1], "a map for each merged step"
+
+
+def test_another_ratio_draws_only_the_merged_picture(studio: Studio) -> None:
+    told: list[str] = []
+    first = studio.compare(wish(studio, seed=7), "me", quiet)[1]
+    second = studio.compare(wish(studio, seed=7, ratio=0.75), "me", lambda _, text: told.append(text))[1]
+    assert not first.dense_was_kept and second.dense_was_kept
+    assert second.dense is first.dense and not any(text.startswith("dense") for text in told)
+    assert not same(first.merged.picture, second.merged.picture)
+    for change in ({"seed": 8}, {"prompt": "pizza"}, {"steps": 3}, {"width": 40}, {"guidance": 2.0}):
+        assert not studio.compare(wish(studio, **{"seed": 7, **change}), "me", quiet)[1].dense_was_kept
+
+
+def test_nothing_removed_is_the_same_picture(studio: Studio) -> None:
+    _, made = studio.compare(wish(studio, ratio=0), "me", quiet)
+    assert math.isinf(made.merged.psnr) and made.merged.merged_steps == 0
+    assert "same" in show.figures(made)
+
+
+def cancelling(studio: Studio, who: str, at: str) -> Callable[[float, str], None]:
+    return lambda share, text: studio.cancel(who) if at in text else None
+
+
+@pytest.mark.parametrize("at", ["dense: step 2", "tomadiff at 0.5: step 2"])
+def test_cancel_stops_at_the_next_step_and_leaves_nothing_behind(at: str, studio: Studio) -> None:
+    told: list[str] = []
+    wanted = wish(studio, seed=100 + len(at), steps=9)
+
+    def tell(share: float, text: str) -> None:
+        told.append(text)
+        cancelling(studio, "me", at)(share, text)
+
+    with pytest.raises(Cancelled):
+        studio.compare(wanted, "me", tell)
+    assert told[-1].startswith(at), "no step after the one in which it was cancelled"
+    assert getattr(hook.denoiser(studio.pipe)[0], hook.PATCH, None) is None
+    assert studio.compare(wanted, "me", quiet)[1].merged.steps == 9, "and then it works again"
+
+
+def test_nobody_cancels_what_another_asked_for(studio: Studio) -> None:
+    studio.compare(wish(studio, seed=3), "me", cancelling(studio, "somebody else", "step 1"))
+    studio.expect("somebody else")
+
+
+def test_who_cancels_while_waiting_does_not_start(studio: Studio) -> None:
+    studio.cancel("me")
+    with pytest.raises(Cancelled):
+        studio.compare(wish(studio, seed=4), "me", pytest.fail)
+    studio.cancel("me")  # of nothing: what is asked for after it is meant
+    studio.expect("me")
+    studio.compare(wish(studio, seed=4), "me", quiet)
+
+
+def test_one_generation_at_a_time(studio: Studio) -> None:
+    told: list[str] = []
+
+    def work(who: str, seed: int) -> None:
+        studio.compare(wish(studio, seed=seed), who, lambda share, text: told.append(who))
+
+    threads = [threading.Thread(target=work, args=(f"{n}", 50 + n)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(a != b for a, b in pairwise(told)) == 2, "nobody was interrupted by another"
+
+
+def test_only_the_newest_results_are_kept(studio: Studio) -> None:
+    kept: Kept[int] = Kept(2)
+    kept.put("a", 1)
+    kept.put("b", 2)
+    assert kept.get("a") == 1
+    kept.put("c", 3)
+    assert (kept.get("a"), kept.get("b"), kept.get("c")) == (1, None, 3)
+    name, made = studio.compare(wish(studio), "me", quiet)
+    assert studio.result(name) is made and studio.result("guessed") is None and studio.result(None) is None
+
+
+def test_a_mistake_is_found_before_anything_is_drawn(studio: Studio) -> None:
+    with pytest.raises(ValueError, match="todo"):
+        studio.compare(wish(studio, method="todo", ratio=0.5), "me", pytest.fail)
+    with pytest.raises(ValueError, match="region_size"):
+        studio.compare(wish(studio, method="tome", settings={"region_size": 4}), "me", pytest.fail)
+    with pytest.raises(ValueError, match="at most 24"):
+        studio.sweep(wish(studio), WAYS[:7], [n / 10 for n in range(1, 8)], "me", pytest.fail)
+
+
+def test_stripes_have_no_map_and_say_so(studio: Studio) -> None:
+    _, made = studio.compare(wish(studio, method="toma_stripe"), "me", quiet)
+    assert not made.maps and "needs a grid" in made.no_maps
+
+
+def test_a_model_that_can_not_be_had_leaves_the_old_one(studio: Studio) -> None:
+    with pytest.raises(ValueError, match="can't load"):
+        studio.use_model("nobody/nothing", "me")
+    assert studio.model == "emoji-flux"
+    studio.compare(wish(studio), "me", quiet)
+
+
+# what is shown
+
+
+def test_a_sweep_as_sheet_and_plot(studio: Studio, tmp_path: Path) -> None:
+    name, swept = studio.sweep(wish(studio), ["tomadiff", "todo"], [0.5, 0.75], "me", quiet)
+    assert list(swept.cells) == [("tomadiff", 0.5), ("tomadiff", 0.75), ("todo", 0.75)]
+    assert len(swept.left_out) == 1 and swept.left_out[0].startswith("todo at 0.5")
+    exports = show.Exports(tmp_path)
+    path = exports.sheet(name, swept, studio.model)
+    with Image.open(path) as sheet:
+        about = json.loads(sheet.text["tomadiff"])
+        assert sheet.width > 3 * 128 and sheet.height > 2 * 128
+    assert about["cells"]["tomadiff at 0.75"]["ratio"] == 0.75
+    show.plot(swept, show.title(swept.wish.request, studio.model), tmp_path / "plot.png")
+    with Image.open(tmp_path / "plot.png") as plot:
+        assert plot.width > 500
+
+
+def test_the_words_of_a_map_are_true(studio: Studio) -> None:
+    _, made = studio.compare(wish(studio), "me", quiet)
+    mapped = made.maps[0]
+    for token in (0, 37, 255):
+        owner = mapped.owners[token].item()
+        others = int((mapped.owners == owner).sum()) - 1
+        text = show.about_map(mapped, 2, token)
+        assert f"The token at row {token // 16 + 1}, column {token % 16 + 1}" in text
+        assert (f"together with {others} other" in text) or (others == 0 and "nobody else" in text)
+        destination = f"went to row {owner // 16 + 1}, column {owner % 16 + 1}"
+        assert destination in text or (owner == token and "is a destination itself" in text)
+    assert "256 tokens on a grid of 16 x 16 went to 128 destinations" in text
+
+
+def test_text_of_others_is_no_markup() -> None:
+    assert "<script>" not in show.message("<script>alert(1)</script>", "mistake")
+    assert 'role="alert"' in show.message("no", "mistake") and 'role="status"' in show.message("yes")
+
+
+def test_exports_do_not_fill_the_disk(tmp_path: Path) -> None:
+    exports = show.Exports(tmp_path)
+    for number in range(show.MOST_EXPORTS + 5):
+        exports.path(f"{number}.json").write_text("{}")
+    assert len(list(tmp_path.iterdir())) == show.MOST_EXPORTS
+    assert (tmp_path / f"{show.MOST_EXPORTS + 4}.json").exists()
+
+
+def test_comparisons_share_the_dense_one_with_sweeps(studio: Studio) -> None:
+    _, swept = studio.sweep(wish(studio, seed=90), ["tomadiff"], [0.5], "me", quiet)
+    _, made = studio.compare(replace(wish(studio, seed=90), ratio=0.25), "me", quiet)
+    assert made.dense is swept.dense
+
+
+# who gets in
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1", "[::1]"])
+def test_this_machine_needs_no_password(host: str) -> None:
+    assert check_access(host, None, False) is None
+    assert check_access(host, "a:b:c", False) == ("a", "b:c")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", "", "127.0.0.1.example.org"])
+def test_other_machines_need_a_password_or_somebody_who_says_that_they_do_not(host: str) -> None:
+    with pytest.raises(ValueError, match="--auth user:password, or --no-auth"):
+        check_access(host, None, False)
+    assert check_access(host, "me:secret", False) == ("me", "secret")
+    assert check_access(host, None, True) is None
+
+
+@pytest.mark.parametrize("auth", ["", "me", "me:", ":secret"])
+def test_a_password_that_is_none_is_refused(auth: str) -> None:
+    with pytest.raises(ValueError, match="user:password"):
+        check_access("0.0.0.0", auth, False)
+
+
+def test_the_command_refuses_before_it_loads_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    from tomadiff.cli import main
+
+    assert main(["ui", "--host", "0.0.0.0", "--model", "nobody/nothing"]) == 2
+    assert "--no-auth" in capsys.readouterr().err
+    assert main(["ui", "--auth", "a:b", "--no-auth"]) == 2
+    assert main(["ui", "--max-steps", "0"]) == 2
+
+
+def test_only_what_the_page_needs_gets_through_the_gate(tmp_path: Path) -> None:
+    pytest.importorskip("gradio", reason="pip install 'tomadiff[ui]'")
+    from starlette.testclient import TestClient
+
+    from tomadiff.ui.gate import MOST_BYTES, Gate
+
+    async def everything(scope: Any, receive: Any, send: Any) -> None:
+        from starlette.responses import PlainTextResponse
+
+        await PlainTextResponse("in")(scope, receive, send)
+
+    inside, outside = tmp_path / "out", tmp_path / "secret.txt"
+    inside.mkdir()
+    (inside / "a.png").write_text("a")
+    outside.write_text("b")
+    (inside / "link.png").symlink_to(outside)
+    client = TestClient(Gate(everything, inside), base_url="http://127.0.0.1")
+
+    def got(path: str, method: str = "GET", **more: Any) -> int:
+        return client.request(method, path, **more).status_code
+
+    for path in ("/", "/config", "/assets/x.js", f"/gradio_api/file={inside}/a.png"):
+        assert got(path) == 200, path
+    for path in (
+        *(f"/gradio_api/file={outside}", f"/gradio_api/file={inside}/link.png"),
+        *(f"/gradio_api/file={inside}/%2e%2e/secret.txt", "/gradio_api/file=a.png"),
+        *("/gradio_api/file=http://127.0.0.1/x", "/gradio_api/proxy=http://127.0.0.1/x", "/docs"),
+        *("/gradio_api/run-history/buckets", "/monitoring", "/gradio_api/deep_link", "/assets/%2e%2e/x"),
+    ):
+        assert got(path) == 404, path
+    join = "/gradio_api/queue/join"
+    assert got(join, "POST", json={"data": []}) == 200
+    assert got(join, "POST", content=b"x" * (MOST_BYTES + 1)) == 413
+    assert got(join, "POST", content=iter([b"x"])) == 413, "of a length that is not said"
+    assert got(join, "POST", json={}, headers={"origin": "http://evil.example"}) == 403
+    assert got(join, "POST", json={}, headers={"origin": "http://127.0.0.1"}) == 200
+    for path in (
+        "/gradio_api/upload",
+        "/upload",
+        "/gradio_api/component_server",
+        "/gradio_api/process_recording",
+    ):
+        assert got(path, "POST", files={"files": b"x"}) == 404, path
+    assert got("/config", "DELETE") == 404
