@@ -36,12 +36,14 @@ def apply(
     """Let the transformer blocks of a diffusers pipeline, UNet or transformer run on fewer tokens.
 
     Give a `Config`, the name of a settings file, or fields of a `Config` by keyword, on top of a preset where
-    one is named ("toma", "toma_once", "toma_tile", "toma_stripe"). Applying again replaces what was there.
-    Returns the target.
+    one is named ("toma", "toma_once", "toma_tile", "toma_stripe"). "auto" measures where merging gains on
+    this device, and leaves the rest dense. Applying again replaces what was there. Returns the target.
     """
     model, pipeline = hook.denoiser(target)
     family = family_of(model)
-    if isinstance(config, (str, PathLike)):
+    if config == "auto":
+        config, settings = None, {"auto": True, **settings}
+    elif isinstance(config, (str, PathLike)):
         config = load_settings(config).config
     patch = hook.Patch(model, family, make(config, preset, settings, family.paper_reuse), pipeline)
     remove(model)

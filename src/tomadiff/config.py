@@ -72,6 +72,9 @@ class Config:
         "mlp": 0.25}; {"joint": 0.25, "single": 0.5}) or by level of a UNet, named by its downsampling
         ({2: 0.75, 4: 0.25}). Or a list of step ranges, each with the step that it begins at, a number from 0
         or a share of all, and one of the above: [(0, 0.25), (0.5, 0.75)]. What is left out stays dense.
+        "auto" is the method's own ratio with auto=True.
+    auto: at the first call of each size, measure where merging gains, and leave the rest dense. The answer is
+        kept on disk.
     method: "toma"; "tome", "tofu" and "todo" to compare with; "ideal" runs the same sites on the first tokens
         with no merging at all, a speed limit to measure against, not a way to make pictures.
     regions ("tile"): merge within "tile"s, within "stripe"s of the sequence, or "global"ly.
@@ -102,7 +105,7 @@ class Config:
         between every other pair of dense steps.
     """
 
-    ratio: Ratio | Sequence[tuple[int | float, Ratio]] | None = None
+    ratio: Ratio | Sequence[tuple[int | float, Ratio]] | str | None = None
     method: str = "toma"
     regions: str | None = None
     region_size: int | tuple[int, ...] | None = None
@@ -122,6 +125,7 @@ class Config:
     dense_blocks: int = 0
     dense_last_blocks: int = 0
     shift: bool = False
+    auto: bool = False
 
     def __post_init__(self) -> None:
         self._check_choices(["method"])
@@ -141,7 +145,7 @@ class Config:
             if (name in own or value is not None) and (not _is_int(value) or value < least):
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
         self._check_ratio()
-        for name in ("weigh_keys", "shift"):
+        for name in ("weigh_keys", "shift", "auto"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
         if not isinstance(self.remember, bool) and self.remember != "auto":
@@ -161,6 +165,9 @@ class Config:
 
     def _take_defaults(self) -> None:
         own = DEFAULTS[self.method]
+        if self.ratio == "auto":
+            object.__setattr__(self, "ratio", None)
+            object.__setattr__(self, "auto", True)
         for name in TOMA:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, self._default(name))
@@ -215,6 +222,11 @@ class Config:
             raise ConfigError(
                 f"remember={self.remember!r} can't be honoured: method={self.method!r} with "
                 f"where={self.where!r} unmerges nothing that could be told apart from what it did before"
+            )
+        if self.auto and isinstance(self.ratio, tuple):
+            raise ConfigError(
+                "auto=True can't be honoured with a ratio by range of steps: it measures one; give a number, "
+                "or ratios by level or kind"
             )
         if self.method == "tofu" and self.share != "block":
             raise ConfigError(

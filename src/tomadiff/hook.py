@@ -19,12 +19,14 @@ from diffusers.hooks import HookRegistry, ModelHook
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from . import auto
 from .clock import Clock
 from .config import Config
 from .core import Schedule
 from .errors import ConfigError, UnsupportedModelError
 from .families import FAMILIES, Call, Family, Rows, Site
 from .follow import follow
+from .machine import wait_for
 from .memory import Memory
 from .methods import FROM_BLOCK_INPUT, METHODS
 from .pace import Pace
@@ -105,8 +107,9 @@ class Patch:
         # arguments of this call and what they are for merged tokens
         self.followed: dict[tuple[int, int, Rows], tuple[Any, Any]] = {}
         self.pace = Pace()  # of this generation
-        self.range = 0  # of steps, that this call is in
         self.dense = False  # this call, everywhere
+        self.trial: bool | None = None  # while auto measures, whether this call is dense; it is no step
+        self.answers: dict[auto.Situation, auto.Answer] = {}  # what auto found
         self.cut = False  # this call, every block is a run of its own
         self.model_calls = 0
         self.refreshes = {"destinations": 0, "weights": 0}
@@ -117,7 +120,7 @@ class Patch:
         self.handles: list[RemovableHandle] = []
         self.from_input = config.method in FROM_BLOCK_INPUT
         self.block_input: Tensor | None = None  # of the block under way, where modules in it need that
-        self._parameters = parameter_names(model)
+        self.parameters = parameter_names(model)
         self._grid: tuple[list[Any], tuple[int, ...]] = ([], ())
         self.others = (0, 0)  # tokens of other pictures, before and behind those of the one that is drawn
         self._start = 0.0
@@ -125,11 +128,11 @@ class Patch:
     @torch.compiler.disable
     def before_model(self, model: nn.Module, args: tuple, kwargs: Call) -> None:
         """See where in a generation this call is, and how the image is laid out."""
-        call = dict(zip(self._parameters, args)) | kwargs
-        self._start = time.perf_counter()
-        self.model_calls += 1
+        call = dict(zip(self.parameters, args)) | kwargs
         generation = self.clock.generation
-        self.clock.tick(call[self.family.time])
+        if self.trial is None:
+            self.model_calls += 1
+            self.clock.tick(call[self.family.time])
         if self.clock.generation != generation:
             self.plans.clear()
             for hook in self.sites:
@@ -141,8 +144,7 @@ class Patch:
             hook.settle()
         if self.clock.generation != generation:
             self._begin()
-        self.dense = self.pace.dense(self.clock.step)
-        self.range = self.pace.range(self.clock.step)
+        self.dense = self.pace.dense(self.clock.step) if self.trial is None else self.trial
         # what acts between blocks, or leaves some out, must find all tokens in their order
         self.cut = (
             self.family.skips
@@ -163,6 +165,17 @@ class Patch:
         if len(sources) != len(self._grid[0]) or any(a is not b for a, b in zip(sources, self._grid[0])):
             self._grid = (sources, self.family.grid(self.model, *sources))
             self.others = self.family.others(self.model, *sources)
+        self._choose(call)
+        self._start = time.perf_counter()
+
+    def _choose(self, call: Call) -> None:
+        """The ratio of each site in this call."""
+        measured = self.config.auto and self.trial is None
+        off = auto.decide(self, call).off if measured else frozenset()
+        at = self.pace.range(self.clock.step)
+        for hook in self.sites:
+            hook.off = auto.group_of(hook) in off
+            hook.ratio = 0.0 if hook.off else hook.place.ratios[at]
 
     def _check_modules(self) -> None:
         """LoRA puts layers of its own in the place of linear ones, and unloading puts those back."""
@@ -360,11 +373,8 @@ class SiteHook(ModelHook):
         # by call of the step, cut or not, output, and batch, which shrinks where guidance ends on the way
         self.memories: dict[tuple[int, bool, int, int], Memory] = {}
         self.tokens = self.kept = self.calls = self.dense_calls = 0
-
-    @property
-    def ratio(self) -> float:
-        """Of the range of steps that this call is in."""
-        return self.place.ratios[self.patch.range]
+        self.ratio = place.ratios[0]  # in this call
+        self.off = False  # since merging doesn't gain here, as auto found
 
     def register(self) -> None:
         HookRegistry.check_if_exists_or_initialize(self.place.module).register_hook(self, HOOK)
@@ -551,7 +561,7 @@ class SiteHook(ModelHook):
     def _remember(self, output: Any) -> None:
         """A dense step tells what the site does to each token."""
         x, self.run.before = self.run.before, None
-        if not self.patch.pace.remembers or not any(self.place.ratios):
+        if not self.patch.pace.remembers or self.off or not any(self.place.ratios):
             return
         around, clock = self.patch.around(x, self.site, self.place.level), self.patch.clock
         for place, y in enumerate(output if self.site.outputs else (output,)):
@@ -582,14 +592,6 @@ def join_runs(hooks: list[SiteHook]) -> None:
     for hook in hooks:
         hook.run = runs.setdefault(hook.place.neighbours, Run())
         hook.run.sites.append(hook)
-
-
-def wait_for(device: torch.device) -> None:
-    """Until a device has done everything that it was asked for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    else:
-        torch.get_device_module(device).synchronize()
 
 
 def parameter_names(module: nn.Module) -> list[str]:

@@ -31,6 +31,7 @@ class Report:
     generations: int
     model_calls: int
     refreshes: dict[str, int]  # plans made: whole ones ("destinations"), and those with new "weights" only
+    auto: list[str]  # what auto found, for each size
     seconds: dict[str, float] | None  # "plan", "merge", "unmerge", "model"; None where our clock can't tell
 
     @property
@@ -45,7 +46,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"tomadiff on {self.model} ({self.family}): {_changed(self.settings)}"]
-        lines += _table(self.sites)
+        lines += [*_table(self.sites), *self.auto]
         lines.append(
             f"{self.model_calls} model calls in {self.generations} generations; plans made: "
             f"{self.refreshes['destinations']} whole, {self.refreshes['weights']} with new weights only"
@@ -80,6 +81,7 @@ def make_report(patch: Patch) -> Report:
         generations=patch.clock.generation,
         model_calls=patch.model_calls,
         refreshes=dict(patch.refreshes),
+        auto=[str(answer) for answer in patch.answers.values()],
         seconds=dict(patch.seconds) if patch.timed else None,
     )
 

@@ -23,12 +23,13 @@ from ..families import Family, family_of
 from ..files import write_whole
 from ..hook import denoiser
 from ..load import DTYPES, check_device, load, usual_size
+from ..machine import processor
 from ..named import CACHES, METHODS, NAMES, OURS, configuration, pairs, parse, usual
 from . import expect, figures, models
 from .contenders import contender
 from .measure import Progress, rounds
 from .plot import check_plot, plot
-from .record import Record, finished_rounds, processor, write_csv
+from .record import Record, finished_rounds, write_csv
 from .roofline import cpu_device
 
 PAPER: dict[str, Any] = {"size": [(1024, 1024)], "ratio": [0.25, 0.5, 0.75], "repeats": 100}

@@ -30,6 +30,8 @@ def count_all(
         if method == DENSE or any(parse(part)[0] in CACHES for part in method.split("+")):
             continue  # counted already; and what a cache does depends on values
         entry = contender(bones, None, method, ratio)
+        if entry.config and entry.config.auto:
+            continue  # what it does is found out on a device
         if entry.config:
             found[method, ratio] = count(call, patch_for_counting(bones, family, entry.config, grid)).per_step
         else:

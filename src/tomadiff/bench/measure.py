@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..core import Schedule
-from ..hook import wait_for
+from ..machine import wait_for
 from .contenders import Contender
 
 Call = Callable[[int], Any]  # one call of the model at a step, or one whole generation

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ..files import write_whole
 from ..named import label
@@ -88,13 +85,3 @@ def write_csv(record: Record, path: Path) -> None:
             settings = json.dumps(record.settings.get(label(run.method, run.ratio), {}))
             size = f"{run.size[0]}x{run.size[1]}"
             writer.writerow({**asdict(run), "size": size, "settings": settings, **record.about})
-
-
-def processor(device: str) -> str:
-    """The name of the GPU or CPU."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

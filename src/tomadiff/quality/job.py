@@ -12,8 +12,8 @@ from PIL import Image
 
 from ..generate import Request, draw
 from ..load import load
+from ..machine import versions
 from ..named import DENSE, label, switched_on
-from .resolved import versions
 
 Way = tuple[str, float]  # a name (see `named`) and a ratio
 REFERENCE: Way = (DENSE, 0.0)

@@ -8,21 +8,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-import diffusers
-import torch
-
-from .. import __version__
 from ..families import Family
 from ..named import CACHES, DENSE, TOMESD, TOMESD_SETTINGS, configuration, parse
-
-
-def versions() -> dict[str, str]:
-    """Of what draws every picture; +cpu or +cu126 is the same torch, and the device is known anyway."""
-    return {
-        "tomadiff": __version__,
-        "torch": torch.__version__.split("+")[0],
-        "diffusers": diffusers.__version__,
-    }
 
 
 def resolved(way: str, ratio: float, family: Family) -> dict[str, dict[str, Any]]:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
+from ...machine import versions
 from ...named import label
 from ..job import Drawing, Job, Painter, Work
-from ..resolved import versions
 
 ATTEMPTS = 3  # for one picture, and for starting workers: what always fails must come to an end
 

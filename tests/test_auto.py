@@ -1,0 +1,199 @@
+"""auto: where merging gains is measured once and kept, and nothing but that decides the picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline, FirstBlockCacheConfig
+from pipelines import bare_call, denoiser, draw, make
+
+import tomadiff
+from tomadiff import auto
+from tomadiff.errors import ConfigError
+
+STEPS = 8  # enough to remember
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TOMADIFF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(auto, "ROUNDS", (1, 1))
+    return tmp_path / "cache" / "auto"
+
+
+@pytest.fixture
+def everything_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "LEAST", 0.0)
+
+
+def measured(caplog: pytest.LogCaptureFixture) -> int:
+    """How often, since the last time that this was asked."""
+    count = sum("measures where merging gains" in message for message in caplog.messages)
+    caplog.clear()
+    return count
+
+
+@pytest.mark.parametrize("settings", [{"shift": True}, {"where": "module", "remember": False}], ids=str)
+def test_where_everything_gains_the_picture_is_that_of_merging_everywhere(
+    pipe: DiffusionPipeline, settings: dict[str, Any], everything_gains: None
+) -> None:
+    tomadiff.apply(pipe, **settings)
+    expected = draw(pipe, steps=STEPS)
+    counts = tomadiff.report(pipe)
+    tomadiff.apply(pipe, "auto", **settings)
+    assert torch.equal(draw(pipe, steps=STEPS), expected), "just measured"
+    found = tomadiff.report(pipe)
+    assert (found.model_calls, found.generations) == (counts.model_calls, counts.generations)
+    assert found.refreshes == counts.refreshes and found.sites == counts.sites, "measuring doesn't count"
+    assert torch.equal(draw(pipe, steps=STEPS), expected), "known"
+    tomadiff.apply(pipe, ratio="auto", **settings)
+    assert torch.equal(draw(pipe, steps=STEPS), expected), "from the disk"
+
+
+def test_where_nothing_gains_the_picture_is_dense_and_the_report_says_so(
+    pipe: DiffusionPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = draw(pipe, steps=STEPS)
+    monkeypatch.setattr(auto, "LEAST", math.inf)
+    tomadiff.apply(pipe, "auto")
+    assert torch.equal(draw(pipe, steps=STEPS), expected)
+    report = tomadiff.report(pipe)
+    assert "Nothing gains here, so all stays dense" in str(report)
+    assert {site.calls - site.dense_calls for site in report.sites} == {0}
+    json.dumps(report.to_dict())
+
+
+def test_what_gains_is_merged_and_the_rest_is_dense(folder: Path, everything_gains: None) -> None:
+    """The answer on the disk is what holds; here it is changed by hand."""
+    pipe = make("sd1")
+    tomadiff.apply(pipe, ratio={2: 0.75})
+    expected = draw(pipe, steps=STEPS)
+    tomadiff.apply(pipe, "auto", ratio=0.75)
+    assert not torch.equal(draw(pipe, steps=STEPS), expected)
+    (file,) = folder.iterdir()
+    answer = json.loads(file.read_text())
+    for part in answer["parts"]:
+        part["merge"] = part["level"] == 2
+    file.write_text(json.dumps(answer))
+    tomadiff.apply(pipe, "auto", ratio=0.75)
+    assert torch.equal(draw(pipe, steps=STEPS), expected)
+    text = str(tomadiff.report(pipe))
+    assert "block at level 1 left dense" in text and "block at level 2 merged" in text
+
+
+def test_a_part_gains_if_the_median_of_its_rounds_does() -> None:
+    group = ("block", 2)
+    rounds = [({group: dense}, {group: merged}) for dense, merged in ((1.0, 0.5), (9.0, 6.0), (2.0, 4.0))]
+    part = auto._part(group, 3, rounds)
+    assert part == auto.Part("block", 2, 3, 2.0, 4.0, 1.5, True)
+    assert not auto._part(group, 3, [({group: 1.0}, {group: 0.97})]).merge, "too little to change a picture"
+
+
+def test_each_situation_is_measured_once(caplog: pytest.LogCaptureFixture, folder: Path) -> None:
+    pipe = tomadiff.apply(make("sd1"), "auto")
+    draw(pipe)
+    draw(pipe)
+    assert measured(caplog) == 1
+    draw(pipe, size=(128, 64))
+    draw(pipe, seeds=(0, 1))
+    assert measured(caplog) == 2
+    tomadiff.apply(pipe, "auto")
+    draw(pipe), draw(pipe, size=(128, 64)), draw(pipe, seeds=(0, 1))
+    assert measured(caplog) == 0 and len(list(folder.iterdir())) == 3
+    tomadiff.apply(pipe, "auto", ratio=0.75)
+    draw(pipe)
+    tomadiff.apply(pipe.to(torch.float16), "auto")
+    draw(pipe, dtype=torch.float16)
+    assert measured(caplog) == 2
+
+
+@pytest.mark.parametrize("damage", ["torn", "empty", "stale", "another form", "other sites"])
+def test_a_file_that_does_not_hold_is_redone(
+    damage: str, caplog: pytest.LogCaptureFixture, folder: Path
+) -> None:
+    pipe = tomadiff.apply(make("sd1"), "auto")
+    draw(pipe)
+    (file,) = folder.iterdir()
+    text = file.read_text()
+    content = json.loads(text)
+    bad = {"torn": text[:-20], "empty": ""}
+    bad["stale"] = json.dumps({**content, "about": {**content["about"], "versions": {"torch": "1.0"}}})
+    bad["another form"] = json.dumps({**content, "score": 1})
+    bad["other sites"] = json.dumps({**content, "parts": content["parts"][:1]})
+    file.write_text(bad[damage])
+    caplog.clear()
+    tomadiff.apply(pipe, "auto")
+    draw(pipe)
+    assert measured(caplog) == 1
+    assert json.loads(file.read_text()).keys() == content.keys()
+    tomadiff.apply(pipe, "auto")
+    draw(pipe)
+    assert measured(caplog) == 0
+
+
+def test_a_folder_that_can_not_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TOMADIFF_CACHE", str(tmp_path / "file"))
+    draw(tomadiff.apply(make("sd1"), "auto"))
+    assert any("could not be kept" in message for message in caplog.messages)
+
+
+def test_what_a_model_takes_apart_is_whole_when_it_is_called(everything_gains: None) -> None:
+    """An adapter's features come in a list, of which a UNet takes one after the other."""
+    model = denoiser(make("sd1"))
+    sizes = [(16, 16), (32, 8)]  # channels and side of what the attention of each down block ends with
+    call = bare_call(model)
+
+    @torch.no_grad()
+    def run() -> torch.Tensor:
+        features = [torch.ones(1, channels, side, side) for channels, side in sizes]
+        return model(**call, down_intrablock_additional_residuals=features)[0]
+
+    tomadiff.apply(model, ratio=0.5)
+    expected = run()
+    tomadiff.apply(model, "auto")
+    assert torch.equal(run(), expected)
+
+
+def test_what_can_not_be_measured_is_refused_until_it_was() -> None:
+    pipe = make("flux")
+    model = denoiser(pipe)
+    tomadiff.apply(pipe, "auto")
+    with pytest.raises(ConfigError, match="autograd"):
+        model(**bare_call(model))
+    model.enable_cache(FirstBlockCacheConfig(threshold=0.1))
+    with pytest.raises(ConfigError, match="beside a cache"):
+        draw(pipe)
+    model.disable_cache()
+    model.transformer_blocks[0].compile()
+    with pytest.raises(ConfigError, match="compile"):
+        draw(pipe)
+    model.transformer_blocks[0]._compiled_call_impl = None
+    draw(pipe)
+
+
+def test_an_error_while_measuring_leaves_the_pipeline_usable(everything_gains: None) -> None:
+    pipe = make("sd1")
+    tomadiff.apply(pipe)
+    expected = draw(pipe)
+    tomadiff.apply(pipe, "auto")
+    calls = 0
+
+    def fail(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise RuntimeError("out of luck")
+
+    handle = pipe.unet.mid_block.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        draw(pipe)
+    handle.remove()
+    assert torch.equal(draw(pipe), expected)
