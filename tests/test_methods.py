@@ -295,7 +295,7 @@ def test_flux_keys_have_the_positions_of_their_destinations(weigh_keys: bool) ->
     tomadiff.apply(model, Config(where="kv", weigh_keys=weigh_keys))
     for hook in model._tomadiff.sites:
         if hook.place.block is not model.single_transformer_blocks[0]:
-            object.__setattr__(hook.place, "ratio", 0)
+            object.__setattr__(hook.place, "ratios", (0.0,))
     _, output = called(model, attn)
     plan = METHODS["toma"](x[:, text:], (8, 8), 0.5, config)
     merged = torch.cat([x[:, :text], plan.merge(plan.regions.arrange(x[:, text:]))], dim=1)

@@ -39,22 +39,25 @@ def apply(
     one is named ("toma", "toma_once", "toma_tile", "toma_stripe"). "auto" measures where merging gains on
     this device, and leaves the rest dense. Applying again replaces what was there. Returns the target.
     """
-    model, pipeline = hook.denoiser(target)
-    family = family_of(model)
     if config == "auto":
         config, settings = None, {"auto": True, **settings}
     elif isinstance(config, (str, PathLike)):
         config = load_settings(config).config
-    patch = hook.Patch(model, family, make(config, preset, settings, family.paper_reuse), pipeline)
-    remove(model)
-    hook.attach(patch)
+    patches = []
+    for model, pipeline in hook.denoisers(target):
+        family = family_of(model)
+        patches.append(
+            hook.Patch(model, family, make(config, preset, settings, family.paper_reuse), pipeline)
+        )
+    remove(target)
+    for patch in patches:
+        hook.attach(patch)
     return target
 
 
 def remove(target: Target) -> Target:
     """Take merging off again, exactly; nothing happens where there is none. Returns the target."""
-    patch = getattr(hook.denoiser(target)[0], hook.PATCH, None)
-    if patch is not None:
+    for patch in _patches(target):
         hook.detach(patch)
     return target
 
@@ -68,29 +71,34 @@ def merged(
     **settings: Any,
 ) -> Iterator[Target]:
     """Merging for the length of a `with` block, then again what was there before."""
-    model = hook.denoiser(target)[0]
-    before = getattr(model, hook.PATCH, None)
+    before = _patches(target)
     apply(target, config, preset=preset, **settings)
     try:
         yield target
     finally:
-        remove(model)
-        if before is not None:
-            before.clock.forget()
-            hook.attach(before)
+        remove(target)
+        for patch in before:
+            patch.clock.forget()
+            hook.attach(patch)
 
 
 def report(target: Any) -> Report:
     """What merging did since it was applied; prints as a table."""
-    model = hook.denoiser(target)[0]
-    patch = getattr(model, hook.PATCH, None)
-    if patch is None:
+    patches = _patches(target)
+    if not patches:
+        model = hook.denoiser(target)[0]
         raise NotPatchedError(
             f"nothing to report: {type(model).__name__} has no merging; call tomadiff.apply first"
         )
-    return make_report(patch)
+    return make_report(patches)
 
 
 def families() -> tuple[Family, ...]:
     """The supported architectures."""
     return FAMILIES
+
+
+def _patches(target: Any) -> list[hook.Patch]:
+    """What is on the models of a target."""
+    models = [model for model, _ in hook.denoisers(target)]
+    return [getattr(model, hook.PATCH) for model in models if hasattr(model, hook.PATCH)]

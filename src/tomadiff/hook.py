@@ -612,6 +612,14 @@ def denoiser(target: Any) -> tuple[nn.Module, Any]:
     )
 
 
+def denoisers(target: Any) -> list[tuple[nn.Module, Any]]:
+    """All models to patch: pipelines like Wan 2.2's have a second one, for the last steps."""
+    models = [getattr(target, name, None) for name in ("transformer", "transformer_2")]
+    if isinstance(target, nn.Module) or not all(isinstance(model, nn.Module) for model in models):
+        return [denoiser(target)]
+    return [(getattr(model, "_orig_mod", model), target) for model in models]
+
+
 def attach(patch: Patch) -> None:
     """Put the hooks on."""
     for hook in patch.sites:

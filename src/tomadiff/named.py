@@ -149,7 +149,7 @@ def switched_on(pipe: Any, way: str, ratio: float) -> Iterator[None]:
 @contextmanager
 def _part_on(pipe: Any, part: str, ratio: float) -> Iterator[None]:
     name, settings = parse(part)
-    model, pipeline = hook.denoiser(pipe)
+    model, _ = hook.denoiser(pipe)
     if name == DENSE:
         yield
     elif name == TOMESD:
@@ -167,8 +167,11 @@ def _part_on(pipe: Any, part: str, ratio: float) -> Iterator[None]:
         finally:
             model.disable_cache()
     else:
-        family = family_of(model)
-        with hook.attached(hook.Patch(model, family, configuration(part, ratio, family), pipeline)):
+        with ExitStack() as stack:
+            for model, pipeline in hook.denoisers(pipe):
+                family = family_of(model)
+                patch = hook.Patch(model, family, configuration(part, ratio, family), pipeline)
+                stack.enter_context(hook.attached(patch))
             yield
 
 

@@ -61,14 +61,16 @@ class Report:
         return "\n".join(lines)
 
 
-def make_report(patch: Patch) -> Report:
+def make_report(patches: list[Patch]) -> Report:
+    """Of one model, or of those that take turns in a generation."""
+    first, timed = patches[0], all(patch.timed for patch in patches)
     return Report(
-        model=type(patch.model).__name__,
-        family=patch.family.name,
-        settings=patch.config.to_dict(),
+        model=type(first.model).__name__,
+        family=first.family.name,
+        settings=first.config.to_dict(),
         sites=[
             SiteReport(
-                name=hook.place.name,
+                name=hook.place.name if patch is first else f"transformer_2.{hook.place.name}",
                 kind=hook.site.kind,
                 level=hook.place.level,
                 tokens=hook.tokens,
@@ -76,14 +78,19 @@ def make_report(patch: Patch) -> Report:
                 calls=hook.calls,
                 dense_calls=hook.dense_calls,
             )
+            for patch in patches
             for hook in patch.sites
         ],
-        generations=patch.clock.generation,
-        model_calls=patch.model_calls,
-        refreshes=dict(patch.refreshes),
-        auto=[str(answer) for answer in patch.answers.values()],
-        seconds=dict(patch.seconds) if patch.timed else None,
+        generations=first.clock.generation,
+        model_calls=sum(patch.model_calls for patch in patches),
+        refreshes=_sums([patch.refreshes for patch in patches]),
+        auto=[str(answer) for patch in patches for answer in patch.answers.values()],
+        seconds=_sums([patch.seconds for patch in patches]) if timed else None,
     )
+
+
+def _sums(counts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: sum(count[name] for count in counts) for name in counts[0]}
 
 
 def _changed(settings: dict[str, Any]) -> str:

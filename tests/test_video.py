@@ -1,0 +1,185 @@
+"""What is particular to video: boxes over time, frames that are given, models that take turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    WanAnimateTransformer3DModel,
+    WanPipeline,
+    WanTransformer3DModel,
+    WanVACETransformer3DModel,
+)
+from seeded import noise, text
+from test_families import CHANGED, distance, draw
+from tiny import build, tiny, wan
+from torch import Tensor, nn
+
+import tomadiff
+from tomadiff.errors import ConfigError
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return build(wan)
+
+
+def call(model: nn.Module, **more: Any) -> Tensor:
+    with torch.no_grad():
+        return model(**wan.call(model, (2, 8, 8), (0, 1), 0.5) | more, return_dict=False)[0]
+
+
+# -- regions -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["block", "span", "module", "kv"])
+def test_boxes_merge_what_stands_still_at_no_loss_and_tiles_do_not(model: nn.Module, where: str) -> None:
+    """But for the positions in time, which twins don't share: so these are all made the same."""
+    model.rope.freqs_cos[:, : model.rope.t_dim], model.rope.freqs_sin[:, : model.rope.t_dim] = 1, 0
+    still = noise((0, 1), 4, 1, 16, 16).repeat(1, 1, 4, 1, 1)
+    dense = call(model, hidden_states=still)
+    tomadiff.apply(model, ratio=0.75, where=where, region_size=(4, 4, 4))
+    assert distance(call(model, hidden_states=still), dense) < 1e-4
+    tomadiff.apply(model, ratio=0.75, where=where)
+    assert distance(call(model, hidden_states=still), dense) > 1e-2
+
+
+def test_a_size_for_each_axis_must_fit_the_grid(model: nn.Module) -> None:
+    tomadiff.apply(model, region_size=(8, 8))
+    with pytest.raises(ConfigError, match="grid of 3 axes, 2 x 8 x 8"):
+        call(model)
+    tomadiff.apply(model, regions="stripe", region_size=(2, 4, 4))
+    call(model)
+    assert {site.kept for site in tomadiff.report(model).sites} == {64}
+
+
+# -- timesteps, pictures and hints -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{"where": "block"}, {"region_size": (2, 4, 4)}], ids=str)
+def test_the_timestep_of_a_token_follows_it(model: nn.Module, settings: dict[str, Any]) -> None:
+    """Where all tokens have the same, it is as if there were one for all."""
+    tomadiff.apply(model, ratio=0.5, **settings)
+    one_for_all = call(model)
+    each = call(model, timestep=torch.full((2, 128), 500.0))
+    torch.testing.assert_close(each, one_for_all, atol=1e-5, rtol=1e-4)
+    given = torch.full((2, 128), 500.0)
+    given[:, :64] = 0  # the first frame
+    assert distance(call(model, timestep=given), each) > 1e-3
+
+
+def test_steps_are_told_by_all_timesteps_where_the_first_frame_is_given(model: nn.Module) -> None:
+    tomadiff.apply(model, ratio=0.5, remember=True, dense_steps=1, dense_every=3)
+    for time in (900.0, 900.0, 800.0, 800.0, 700.0, 700.0):  # two calls for each step
+        steps = torch.full((1, 128), time)
+        steps[:, :64] = 0
+        call(model, timestep=steps.expand(2, -1))
+    report = tomadiff.report(model)
+    assert report.generations == 1
+    assert {(site.calls, site.dense_calls) for site in report.sites} == {(6, 2)}
+
+
+def test_a_picture_to_start_from_is_no_token_of_the_video() -> None:
+    """Wan I2V: its embeddings come before 512 tokens of text, in cross-attention."""
+    torch.manual_seed(0)
+    model = WanTransformer3DModel(**wan.SETTINGS | {"image_dim": 16, "added_kv_proj_dim": 24}).eval()
+    more = {
+        "encoder_hidden_states": text((0, 1), 512, 16),
+        "encoder_hidden_states_image": text((0, 1), 5, 16),
+    }
+    dense = call(model, **more)
+    for where in ("span", "module", "kv"):
+        tomadiff.apply(model, ratio=0.5, where=where)
+        assert 1e-4 < distance(call(model, **more), dense) < 1
+        assert {site.kept for site in tomadiff.report(model).sites} == {64}
+    tomadiff.remove(model)
+    assert torch.equal(call(model, **more), dense)
+
+
+@pytest.mark.parametrize("name", ["vace", "animate"])
+def test_what_goes_in_between_blocks_finds_all_tokens(name: str) -> None:
+    """VACE's hints and Animate's faces: blocks are spans of their own."""
+    torch.manual_seed(0)
+    if name == "vace":
+        settings = {"vace_layers": [0, 1], "vace_in_channels": 6}
+        model = WanVACETransformer3DModel(**wan.SETTINGS | settings).eval()
+        more = {"control_hidden_states": noise((2, 3), 6, 2, 16, 16)}
+    else:
+        settings = {
+            "in_channels": 12,
+            "latent_channels": 4,
+            "image_dim": None,
+            "inject_face_latents_blocks": 1,
+            "motion_encoder_size": 32,
+            "motion_style_dim": 8,
+            "motion_dim": 4,
+            "motion_encoder_dim": 8,
+            "face_encoder_hidden_dim": 8,
+            "face_encoder_num_heads": 2,
+            "motion_encoder_channel_sizes": {"4": 8, "8": 8, "16": 8, "32": 8},
+        }
+        model = WanAnimateTransformer3DModel(**wan.SETTINGS | settings).eval()
+        more = {
+            "hidden_states": noise((0, 1), 12, 2, 16, 16),
+            "pose_hidden_states": noise((2, 3), 4, 1, 16, 16),
+            "face_pixel_values": noise((4, 5), 3, 4, 32, 32),
+        }
+    dense = call(model, **more)
+    tomadiff.apply(model, ratio=0.5, where="block")
+    block = call(model, **more)
+    tomadiff.apply(model, ratio=0.5, where="span")
+    assert torch.equal(call(model, **more), block)
+    assert 1e-4 < distance(block, dense) < 1
+    tomadiff.remove(model)
+    assert torch.equal(call(model, **more), dense)
+
+
+def test_what_a_video_is_conditioned_on_stays_whole() -> None:
+    """LTX: tokens of other frames come first, told from the video's by their positions."""
+    case = tiny("ltx")
+    model = build(case)
+    coords = torch.cartesian_prod(torch.arange(2.0), torch.arange(8.0), torch.arange(8.0)).T
+    later = torch.cat([torch.full((1, 16), 1.0), coords[1:, :16]])
+    call = case.call(model, (2, 8, 8), (0,), 0.5)
+    call |= {"num_frames": None, "height": None, "width": None, "return_dict": False}
+    call |= {
+        "hidden_states": noise((0,), 144, 8),
+        "video_coords": torch.cat([later, coords], dim=1)[None],
+        "timestep": torch.cat([torch.zeros(16), torch.full((128,), 500.0)])[None],
+    }
+    tomadiff.apply(model, ratio=0.5)
+    with torch.no_grad():
+        assert model(**call)[0].shape == (1, 144, 8)
+    assert {(site.tokens, site.kept) for site in tomadiff.report(model).sites} == {(128, 64)}
+
+
+# -- models that take turns --------------------------------------------------------------------------------
+
+
+def test_both_models_of_a_pipeline_are_merged_and_set_free(model: nn.Module) -> None:
+    """Wan 2.2 has one for the first steps, and one for the last."""
+    parts = dict.fromkeys(("tokenizer", "text_encoder", "vae"))
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    second = build(wan)
+    pipe = WanPipeline(
+        transformer=model, transformer_2=second, scheduler=scheduler, boundary_ratio=0.6, **parts
+    )
+    dense = draw(pipe, wan)
+    with tomadiff.merged(pipe, ratio=0.5):
+        merged = draw(pipe, wan)
+        report = tomadiff.report(pipe)
+        assert report.model_calls == 4, "with guidance, two in each step"
+        calls = {site.name: (site.tokens, site.kept, site.calls) for site in report.sites}
+        assert calls == dict.fromkeys(
+            ("blocks.0", "blocks.1", "transformer_2.blocks.0", "transformer_2.blocks.1"), (128, 64, 2)
+        )
+    assert distance(merged, dense) > CHANGED
+    assert torch.equal(draw(pipe, wan), dense)
+    tomadiff.apply(second, ratio=0.5)
+    half = draw(pipe, wan)
+    assert distance(half, dense) > CHANGED and distance(half, merged) > CHANGED
+    tomadiff.remove(pipe)
+    assert torch.equal(draw(pipe, wan), dense)
