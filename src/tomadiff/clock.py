@@ -31,13 +31,19 @@ class Clock:
         self._table: Tensor | None = None
         self._last: Tensor | float | None = None
 
-    def tick(self, timestep: Tensor | float) -> None:
-        """Take note of one call of the model."""
+    def tick(self, timestep: Tensor | float | None) -> None:
+        """Take note of one call of the model; one that isn't told the time is a step of its own."""
         self._scheduler = scheduler = getattr(self._pipeline(), "scheduler", self._scheduler)
         table = getattr(scheduler, "timesteps", None)
-        before, now = self._time, _read(timestep, scheduler, 1 if self._ascending else -1)
+        before = self._time
+        if timestep is None:
+            now = Time("calls", before.value + 1 if before else 0.0)
+        else:
+            now = _read(timestep, scheduler, 1 if self._ascending else -1)
         # under autograd there is no denoising loop: every call is about other images
         anew = before is None or table is not self._table or torch.is_grad_enabled()
+        # and without any time, nobody knows which calls are about the same
+        anew |= timestep is None and table is None
         self._table, self._last, self._time = table, timestep, now
         anew = anew or now.source != before.source or now.value < before.value
         if anew or (now == before and self.call + 1 == MOST_CALLS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,17 @@ from torch import Tensor
 
 from .core import Reduction, destination_rows
 from .errors import UnsupportedModelError
-from .families import Rows
+from .families import Call, Rows
+
+
+def alter(call: Call, name: str, by: Callable[[Any], Any]) -> None:
+    """Change an argument, "name" or "name.key" of a dict of them, where it is there."""
+    outer, _, inner = name.partition(".")
+    value = call.get(outer)
+    if inner and (value or {}).get(inner) is not None:
+        call[outer] = {**value, inner: by(value[inner])}
+    elif not inner and value is not None:
+        call[outer] = by(value)
 
 
 def follow(
@@ -29,7 +40,7 @@ def follow(
         )
     if rows.ndim not in (None, argument.ndim) or argument.shape[rows.axis] == 1:
         return argument
-    before, behind = others
+    before, behind = others if argument.shape[rows.axis] > plan.regions.tokens else (0, 0)
     text = argument.shape[rows.axis] - plan.regions.tokens - before - behind
     if text < 0:
         raise UnsupportedModelError(

@@ -25,7 +25,7 @@ from .config import Config
 from .core import Schedule
 from .errors import ConfigError, UnsupportedModelError
 from .families import FAMILIES, Call, Family, Rows, Site
-from .follow import follow
+from .follow import alter, follow
 from .machine import wait_for
 from .memory import Memory
 from .methods import FROM_BLOCK_INPUT, METHODS
@@ -132,7 +132,7 @@ class Patch:
         generation = self.clock.generation
         if self.trial is None:
             self.model_calls += 1
-            self.clock.tick(call[self.family.time])
+            self.clock.tick(None if self.family.time is None else call[self.family.time])
         if self.clock.generation != generation:
             self.plans.clear()
             for hook in self.sites:
@@ -145,6 +145,7 @@ class Patch:
         if self.clock.generation != generation:
             self._begin()
         self.dense = self.pace.dense(self.clock.step) if self.trial is None else self.trial
+        self.dense |= self.family.reads(call)
         # what acts between blocks, or leaves some out, must find all tokens in their order
         self.cut = (
             self.family.skips
@@ -212,7 +213,10 @@ class Patch:
     def around(self, sequence: Tensor, site: Site, level: int) -> tuple[int, int]:
         """How many tokens of a site's sequence are before and behind those of the picture."""
         before, behind = self.others
-        text = sequence.shape[1] - math.prod(self.grid(level)) - before - behind
+        rest = sequence.shape[1] - math.prod(self.grid(level))
+        if rest == 0:  # where the picture is alone
+            return 0, 0
+        text = rest - before - behind
         return before + text * site.lead, behind + text * site.trail
 
     @torch.compiler.disable
@@ -487,9 +491,8 @@ class SiteHook(ModelHook):
         site, kept = self.site, self.run.kept
         with self.patch.spent("merge", self.run.merged.device):
             for rows in (*site.rotary, *site.follows):
-                if call.get(rows.argument) is not None:
-                    both = site.keys_only and rows in site.rotary
-                    call[rows.argument] = self.patch.follow(kept.plan, rows, call[rows.argument], both)
+                both = site.keys_only and rows in site.rotary
+                alter(call, rows.argument, lambda x, r=rows, b=both: self.patch.follow(kept.plan, r, x, b))
         arguments = (
             call | (call.get("cross_attention_kwargs") or {}) | (call.get("joint_attention_kwargs") or {})
         )
@@ -602,7 +605,7 @@ def denoiser(target: Any) -> tuple[nn.Module, Any]:
     """The model to patch, and the pipeline it belongs to if that was given."""
     if isinstance(target, nn.Module):
         return getattr(target, "_orig_mod", target), None  # what torch.compile returns holds the model
-    for name in ("unet", "transformer"):
+    for name in ("unet", "transformer", "prior", "decoder"):
         model = getattr(target, name, None)
         if isinstance(model, nn.Module):
             return getattr(model, "_orig_mod", model), target

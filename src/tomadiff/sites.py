@@ -28,7 +28,9 @@ class Place:
     @property
     def neighbours(self) -> str:
         """The list it is in: blocks of one list run one after the other."""
-        return self.name.rpartition(".")[0]
+        parts = self.name.split(".")
+        number = max((i for i, part in enumerate(parts) if part.isdigit()), default=len(parts))
+        return ".".join(parts[:number])
 
 
 def find(model: nn.Module, family: Family, config: Config) -> list[Place]:

@@ -9,9 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from . import sequence
 from .family import Block, Call, Family, Rows, Site
-from .flux import KEYS, ROTARY
+from .flux import CONTROL, KEYS, PICTURES, ROTARY
 
 
 def joint_normalised(block: nn.Module, call: Call) -> Tensor:
@@ -49,8 +48,6 @@ FAMILY = Family(
             joined=True,
         ),
     ),
-    grid_from="img_ids",
-    grid=sequence.grid,
-    others=sequence.others,
-    between_blocks=("controlnet_block_samples", "controlnet_single_block_samples"),
+    between_blocks=CONTROL,
+    **PICTURES,
 )

@@ -19,7 +19,7 @@ class Rows:
     argument that has one entry for all tokens, along its axis, stays as it is.
     """
 
-    argument: str
+    argument: str  # "name", or "name.key" of one that is a dict
     axis: int = 0  # of the tokens; before it, where anything is, come the samples
     text_last: bool = False  # entries for the text, where there are any, follow the image's
     ndim: int | None = None  # it has them only where it has so many axes
@@ -35,9 +35,7 @@ class Site:
     tokens: str | None = "hidden_states"  # the argument with the image tokens; None for the first
     lead: bool = False  # text comes first, in the tokens and in what comes back
     trail: bool = False  # or last
-    also: tuple[
-        str, ...
-    ] = ()  # other arguments with image tokens, the same ones or others, to be merged alike
+    also: tuple[str, ...] = ()  # other arguments with image tokens, the same or others, to be merged alike
     outputs: tuple[int, ...] = ()  # where they come back in a tuple; empty if they are all that comes back
     residual: bool = False  # x + f(x): what is unmerged is the change
     rotary: tuple[Rows, ...] = ()  # the positions of queries and keys
@@ -85,10 +83,13 @@ class Family:
     parts: tuple[str, ...] = ()
     # parts of the names of blocks that stay dense, since they attend to something else: to text, or over time
     dense: tuple[str, ...] = ()
+    reads: Callable[[Call], bool] = lambda call: (
+        False
+    )  # whether a call only reads a reference: it stays dense
     between_blocks: tuple[str, ...] = ()  # model arguments that act between blocks: no spans with them
-    skips: bool = False  # blocks hand their tokens to blocks further on: no spans at all
+    skips: bool = False  # what always happens between blocks needs all tokens: no spans at all
     paper_reuse: tuple[int, int] = (1, 1)  # steps the paper's presets keep destinations and weights
-    time: str = "timestep"  # the model's argument that tells the step
+    time: str | None = "timestep"  # the model's argument that tells the step; None if none does
     ascending: bool = False  # which grows from noise to image, against the custom
 
     @property

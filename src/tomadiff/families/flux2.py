@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from . import sequence
 from .family import Block, Call, Family, Rows, Site
-from .flux import ATTENTION, ROTARY, weigh_block_keys
-from .parts import modulated
+from .flux import ATTENTION, PICTURES, ROTARY, TEXT
+from .parts import modulated, weigh_by
 
 
 def joint_normalised(block: nn.Module, call: Call) -> Tensor:
@@ -29,6 +28,8 @@ def normalised(x: Tensor, modulation: Tensor, sets: int) -> Tensor:
     return modulated(x, shift, scale)
 
 
+WEIGH = weigh_by("joint_attention_kwargs.attention_mask", text=TEXT)
+
 FAMILY = Family(
     name="flux2",
     covers="Flux.2, Flux.2 Klein",
@@ -43,7 +44,7 @@ FAMILY = Family(
                 features=joint_normalised,
                 rotary=ROTARY,
                 follows=(Rows("temb_mod_img", axis=1, ndim=3),),
-                weigh_keys=weigh_block_keys,
+                weigh_keys=WEIGH,
             ),
             modules=(Site("self", "attn", outputs=(0,), **ATTENTION), Site("mlp", "ff", tokens="x")),
         ),
@@ -56,13 +57,11 @@ FAMILY = Family(
                 features=single_normalised,
                 rotary=ROTARY,
                 follows=(Rows("temb_mod", axis=1, ndim=3),),
-                weigh_keys=weigh_block_keys,
+                weigh_keys=WEIGH,
             ),
             modules=(Site("self", "attn", lead=True, **ATTENTION),),  # with the MLP in it
             joined=True,
         ),
     ),
-    grid_from="img_ids",
-    grid=sequence.grid,
-    others=sequence.others,
+    **PICTURES,
 )

@@ -11,8 +11,10 @@ from .family import Call
 
 
 def latent_grid(model: nn.Module, latent: Tensor) -> tuple[int, ...]:
-    """Rows and columns of patches of a latent, [B, C, h, w]."""
-    return tuple(side // model.config.patch_size for side in latent.shape[-2:])
+    """Rows and columns of patches of a latent, [B, C, h, w]; frames first, if patches have a length."""
+    patch = model.config.patch_size
+    patch = (patch, patch) if isinstance(patch, int) else patch
+    return tuple(side // length for side, length in zip(latent.shape[-len(patch) :], patch))
 
 
 def ada_norm(block: nn.Module, call: Call) -> Tensor:
@@ -25,17 +27,24 @@ def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def weigh_by(argument: str, axes: int = 4, text: str | None = None) -> Callable[[Call, Tensor], None]:
-    """Hand the bias to an argument that takes a mask of so many axes, the first and last of them in use.
+    """Hand the bias to an argument, or "argument.key" of a dict, that takes a mask of so many axes.
+
+    The samples are the first of these axes, the keys the last.
 
     `text` is an argument whose tokens come in front, where it is given. A mask that is there already, True
     for what counts, stays in force.
     """
 
+    outer, _, inner = argument.partition(".")
+
     def weigh(call: Call, bias: Tensor) -> None:
         if text is not None and call.get(text) is not None:
             bias = F.pad(bias, (call[text].shape[1], 0))
         bias = bias.reshape(len(bias), *[1] * (axes - 2), -1)
-        mask = call.get(argument)
-        call[argument] = bias if mask is None else bias.masked_fill(~mask.bool(), float("-inf"))
+        holder = dict(call.get(outer) or {}) if inner else call
+        mask = holder.get(inner or outer)
+        holder[inner or outer] = bias if mask is None else bias.masked_fill(~mask.bool(), float("-inf"))
+        if inner:
+            call[outer] = holder
 
     return weigh

@@ -1,0 +1,60 @@
+"""Bria Fibo 2: single blocks, a gist of the text first, references behind the picture, complex rotations.
+
+Where prompts of a batch have gists of different lengths, these go behind everything, under a mask.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+from .parts import latent_grid
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    scale = block.adaLN_modulation(call["adaln_noisy"])[:, None].chunk(4, dim=2)[0]
+    return block.attention_norm1(call["x"]) * (1 + scale)
+
+
+def grid(model: nn.Module, latent: Tensor, context: list[Tensor] | None) -> tuple[int, ...]:
+    return latent_grid(model, latent)
+
+
+def others(model: nn.Module, latent: Tensor, context: list[Tensor] | None) -> tuple[int, int]:
+    return 0, sum(math.prod(latent_grid(model, reference)) for reference in context or ())
+
+
+SEQUENCE: dict[str, Any] = {"lead": True, "rotary": (Rows("freqs_cis", axis=1),)}
+ATTENTION: dict[str, Any] = SEQUENCE | {"mask": "attention_mask"}
+
+FAMILY = Family(
+    name="bria_fibo2",
+    covers="Bria Fibo 2",
+    models=("BriaFibo2Transformer2DModel",),
+    blocks=(
+        Block(
+            "BriaFibo2TransformerBlock",
+            whole=Site(
+                "single",
+                tokens="x",
+                residual=True,
+                features=normalised,
+                follows=(Rows("noise_mask", axis=1),),
+                mask="attn_mask",
+                **SEQUENCE,
+            ),
+            modules=(
+                Site("self", "attention", **ATTENTION),
+                Site("cross", "cross_attention", lead=True),
+                Site("mlp", "feed_forward", tokens="x", lead=True),
+            ),
+            keys=(Site("kv", "attention", keys_argument="encoder_hidden_states", **ATTENTION),),
+        ),
+    ),
+    grid_from=("hidden_states", "context_latents"),
+    grid=grid,
+    others=others,
+)

@@ -1,0 +1,55 @@
+"""CogView 3-Plus, CogView 4 and GLM-Image: joint blocks whose attention projects text and image alike.
+
+So keys and values of the image alone can't be merged. From CogView 4 on, one MLP runs on the text and on the
+image in turn, and can't be told which it gets. GLM-Image first reads its references, which stay whole.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+from .parts import latent_grid
+
+ROTARY = (Rows("image_rotary_emb"),)
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    time = call["emb"] if "emb" in call else call["temb"]
+    return block.norm1(call["hidden_states"], call["encoder_hidden_states"], time)[0]
+
+
+def reads(call: Call) -> bool:
+    caches = call.get("kv_caches")
+    return caches is not None and caches[0].mode == "write"
+
+
+def block(name: str) -> Block:
+    return Block(
+        name,
+        whole=Site("joint", outputs=(0,), residual=True, features=normalised, rotary=ROTARY),
+        modules=(Site("self", "attn1", outputs=(0,), rotary=ROTARY),),
+    )
+
+
+FAMILY = Family(
+    name="cogview",
+    covers="CogView 3-Plus, CogView 4, GLM-Image",
+    models=(
+        "CogView3PlusTransformer2DModel",
+        "CogView4Transformer2DModel",
+        "GlmImageTransformer2DModel",
+    ),
+    blocks=(
+        Block(
+            "CogView3PlusTransformerBlock",
+            whole=Site("joint", outputs=(0,), residual=True, features=normalised),
+            modules=(Site("self", "attn1", outputs=(0,)), Site("mlp", "ff", lead=True)),
+        ),
+        block("CogView4TransformerBlock"),
+        block("GlmImageTransformerBlock"),
+    ),
+    grid_from="hidden_states",
+    grid=latent_grid,
+    reads=reads,
+)

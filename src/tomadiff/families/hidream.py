@@ -1,0 +1,54 @@
+"""HiDream: joint, then single blocks with the text last and other text for each; pictures that are no squares
+are padded behind. Rotary positions as 2 x 2 matrices, which queries and keys must share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+from .parts import latent_grid, modulated
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    shift, scale, *_ = block.adaLN_modulation(call["temb"])[:, None].split(call["temb"].shape[-1], dim=-1)
+    return modulated(block.norm1_i(call["hidden_states"]), shift, scale)
+
+
+def grid(model: nn.Module, latent: Tensor, img_sizes: Tensor | None) -> tuple[int, ...]:
+    """Patches may come as such, with their numbers of rows and columns."""
+    return latent_grid(model, latent) if latent.ndim == 4 else tuple(int(side) for side in img_sizes[0])
+
+
+SEQUENCE: dict[str, Any] = {
+    "trail": True,
+    "rotary": (Rows("image_rotary_emb", axis=1, text_last=True),),
+    "follows": (Rows("hidden_states_masks", axis=1, text_last=True),),
+}
+WHOLE: dict[str, Any] = SEQUENCE | {"residual": True, "features": normalised}
+ATTENTION: dict[str, Any] = SEQUENCE | {"tokens": "norm_hidden_states"}
+MLP = Site("mlp", "ff_i", tokens=None, trail=True)
+
+FAMILY = Family(
+    name="hidream",
+    covers="HiDream-I1",
+    models=("HiDreamImageTransformer2DModel",),
+    blocks=(
+        Block(
+            "HiDreamImageTransformerBlock",
+            whole=Site("joint", outputs=(0,), **WHOLE),
+            modules=(Site("self", "attn1", outputs=(0,), **ATTENTION), MLP),
+        ),
+        Block(
+            "HiDreamImageSingleTransformerBlock",
+            whole=Site("single", **WHOLE),
+            modules=(Site("self", "attn1", **ATTENTION), MLP),
+        ),
+    ),
+    grid_from=("hidden_states", "img_sizes"),
+    grid=grid,
+    skips=True,  # the text behind is replaced after each single block
+    time="timesteps",
+)

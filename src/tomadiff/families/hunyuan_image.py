@@ -1,0 +1,42 @@
+"""HunyuanImage: joint, then single blocks with the text last; rotary positions of the image alone; a mask.
+
+Single blocks project text and image alike, so that keys and values of the image alone can't be merged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .family import Block, Family, Rows, Site
+from .flux import single_normalised
+from .parts import ada_norm, latent_grid
+
+SEQUENCE: dict[str, Any] = {
+    "outputs": (0,),
+    "rotary": (Rows("image_rotary_emb"),),
+    "follows": (Rows("attention_mask", axis=3, text_last=True),),
+}
+
+FAMILY = Family(
+    name="hunyuan_image",
+    covers="HunyuanImage 2.1 and its refiner",
+    models=("HunyuanImageTransformer2DModel",),
+    blocks=(
+        Block(
+            "HunyuanImageTransformerBlock",
+            whole=Site("joint", residual=True, features=ada_norm, **SEQUENCE),
+            modules=(Site("self", "attn", **SEQUENCE), Site("mlp", "ff")),
+        ),
+        Block(
+            "HunyuanImageSingleTransformerBlock",
+            whole=Site("single", residual=True, features=single_normalised, **SEQUENCE),
+            modules=(
+                Site("self", "attn", **SEQUENCE),
+                Site("mlp", "proj_mlp", tokens=None, trail=True),
+            ),
+            joined=True,
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=latent_grid,
+)

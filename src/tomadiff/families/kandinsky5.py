@@ -1,0 +1,49 @@
+"""Kandinsky 5, pictures and video: self-attention, cross-attention, MLP; rotary positions as 2 x 2 matrices.
+
+Its block-sparse attention (NABLA) needs blocks of the grid, and is refused.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+from .parts import modulated
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    shift, scale, *_ = block.visual_modulation(call["time_embed"])[:, None].chunk(9, dim=-1)
+    return modulated(block.self_attention_norm(call["visual_embed"].float()), shift, scale)
+
+
+def grid(model: nn.Module, latent: Tensor) -> tuple[int, ...]:
+    """Of a latent with its channels last, [B, T, H, W, C]."""
+    frames, *sides = (side // patch for side, patch in zip(latent.shape[1:4], model.config.patch_size))
+    return tuple(sides) if frames == 1 else (frames, *sides)
+
+
+FAMILY = Family(
+    name="kandinsky5",
+    covers="Kandinsky 5 image and video",
+    models=("Kandinsky5Transformer3DModel",),
+    blocks=(
+        Block(
+            "Kandinsky5TransformerDecoderBlock",
+            whole=Site(
+                "block",
+                tokens="visual_embed",
+                residual=True,
+                features=normalised,
+                rotary=(Rows("rope", axis=1),),
+                mask="sparse_params",
+            ),
+            modules=(
+                Site("self", "self_attention", rotary=(Rows("rotary_emb", axis=1),), mask="sparse_params"),
+                Site("cross", "cross_attention"),
+                Site("mlp", "feed_forward", tokens="x"),
+            ),
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=grid,
+)

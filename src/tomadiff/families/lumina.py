@@ -1,0 +1,46 @@
+"""Lumina-Next: self- and cross-attention side by side, rotary positions as complex numbers.
+
+Attention returns its heads apart, so that of the modules only the MLP is merged by itself.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+from .parts import latent_grid
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    return block.norm1(call["hidden_states"], call["temb"])[0]
+
+
+FAMILY = Family(
+    name="lumina",
+    covers="Lumina-Next",
+    models=("LuminaNextDiT2DModel",),
+    blocks=(
+        Block(
+            "LuminaNextDiTBlock",
+            whole=Site(
+                "block",
+                residual=True,
+                features=normalised,
+                rotary=(Rows("image_rotary_emb", axis=1),),
+                follows=(Rows("attention_mask", axis=1),),
+            ),
+            modules=(Site("mlp", "feed_forward", tokens="x"),),
+            keys=(
+                Site(
+                    "kv",
+                    "attn1",
+                    keys_argument="encoder_hidden_states",
+                    follows=(Rows("key_rotary_emb", axis=1), Rows("attention_mask", axis=1)),
+                ),
+            ),
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=latent_grid,
+    ascending=True,
+)

@@ -1,0 +1,48 @@
+"""OmniGen: a language model's blocks; text, references and time first, then the picture; masks by pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+from .parts import latent_grid
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    return block.input_layernorm(call["hidden_states"])
+
+
+ROTARY = (Rows("image_rotary_emb"),)
+QUERIES, KEYS = Rows("attention_mask", axis=2), Rows("attention_mask", axis=3)
+SEQUENCE: dict[str, Any] = {"lead": True, "rotary": ROTARY, "follows": (QUERIES, KEYS)}
+
+FAMILY = Family(
+    name="omnigen",
+    covers="OmniGen",
+    models=("OmniGenTransformer2DModel",),
+    blocks=(
+        Block(
+            "OmniGenBlock",
+            whole=Site("single", residual=True, features=normalised, **SEQUENCE),
+            modules=(
+                Site("self", "self_attn", also=("encoder_hidden_states",), **SEQUENCE),
+                Site("mlp", "mlp", lead=True),
+            ),
+            keys=(
+                Site(
+                    "kv",
+                    "self_attn",
+                    lead=True,
+                    rotary=ROTARY,
+                    follows=(KEYS,),
+                    keys_argument="encoder_hidden_states",
+                ),
+            ),
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=latent_grid,
+    ascending=True,
+)

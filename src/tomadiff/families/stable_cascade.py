@@ -1,0 +1,46 @@
+"""Stable Cascade: attention between convolutions, on maps that stay whole; image and text are keys together.
+
+So keys and values are all that can be merged.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .family import Block, Family, Site
+from .parts import latent_grid
+
+
+def level(unet: nn.Module, name: str) -> int:
+    """Every stage but the first halves the grid, unless its switch is off; up blocks mirror them."""
+    part, number, *_ = name.split(".")
+    stages = len(unet.config.block_out_channels)
+    stage = int(number) if part == "down_blocks" else stages - 1 - int(number)
+    switches = unet.config.switch_level or (True,) * (stages - 1)
+    return 2 ** sum(map(bool, switches[:stage]))
+
+
+FAMILY = Family(
+    name="stable_cascade",
+    covers="Stable Cascade, prior and decoder",
+    models=("StableCascadeUNet",),
+    blocks=(
+        Block(
+            "SDCascadeAttnBlock",
+            keys=(
+                Site(
+                    "kv",
+                    "attention",
+                    tokens="encoder_hidden_states",
+                    trail=True,
+                    keys_argument="encoder_hidden_states",
+                ),
+            ),
+        ),
+    ),
+    grid_from="sample",
+    grid=latent_grid,
+    level=level,
+    parts=("down_blocks", "up_blocks"),
+    time="timestep_ratio",
+)

@@ -1,0 +1,33 @@
+"""With a reference behind the picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from seeded import noise, text, times
+from torch import nn
+
+MODEL = "BriaFibo2Transformer2DModel"
+SETTINGS = {
+    "in_channels": 4,
+    "dim": 32,
+    "n_layers": 2,
+    "n_refiner_layers": 1,
+    "n_heads": 2,
+    "cap_feat_dim": 32,
+    "injection_layer_ids": (1,),
+    "perceiver_num_layers": 1,
+    "min_num_gist_tokens": 4,
+    "max_num_gist_tokens": 8,
+    "axes_dims": (4, 6, 6),
+    "axes_lens": (64, 64, 64),
+}
+
+
+def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: float) -> dict[str, Any]:
+    return {
+        "hidden_states": noise(seeds, 4, *(2 * side for side in grid)),
+        "timestep": times(seeds, time),
+        "encoder_hidden_states": text(seeds, 2, 7, 32),
+        "context_latents": [noise(seeds, 4, 8, 12)],
+    }

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from seeded import noise, text
+from torch import nn
+
+MODEL = "UVit2DModel"
+SETTINGS = {
+    "hidden_size": 32,
+    "cond_embed_dim": 32,
+    "micro_cond_encode_dim": 8,
+    "micro_cond_embed_dim": 40,
+    "encoder_hidden_size": 32,
+    "vocab_size": 32,
+    "codebook_size": 24,
+    "in_channels": 32,
+    "block_out_channels": 32,
+    "num_res_blocks": 1,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "block_num_heads": 2,
+    "intermediate_size": 64,
+    "sample_size": 8,
+    "downsample": False,
+    "upsample": False,
+}
+
+
+def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: float) -> dict[str, Any]:
+    return {
+        "input_ids": (noise(seeds, *grid) * 9).long() % 24,
+        "encoder_hidden_states": text(seeds, 7, 32),
+        "pooled_text_emb": text(seeds, 32),
+        "micro_conds": torch.ones(len(seeds), 5),
+    }
