@@ -13,6 +13,10 @@ from tomadiff.quality.weights import WEIGHTS, fetch
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", metavar="FOLDER", help="write pictures of the page for the docs")
+
+
 @pytest.fixture(params=MAKERS)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param

@@ -73,6 +73,9 @@ def wish(studio: Studio, **changed: Any) -> Wish:
         ({"settings": {"where": "everywhere"}}, "none of"),
         ({"settings": {"region_size": 10**9}}, "from 0 to 64"),
         ({"settings": {"scale": 3}}, "no setting"),
+        ({"settings": {"region_size": "8x8"}}, "must be a number, or nothing"),
+        ({"settings": {"region_size": "nan"}}, "must be a number"),
+        ({"guidance": "1e99"}, "guidance"),
         ({"settings": {"x" * 1000: 3}}, "no setting"),
     ],
 )
@@ -85,6 +88,13 @@ def test_what_is_over_a_limit_is_refused_in_words(changed: dict[str, Any], said:
 def test_a_wish_at_the_limits_is_fine() -> None:
     made = checked(Limits(side=128), **{**FORM, "prompt": "x" * 500, "steps": 100.0, "height": 128})
     assert (made.request.steps, made.request.size) == (100, (128, 32))
+
+
+def test_fields_that_are_left_empty_are_the_methods_own() -> None:
+    given = {"region_size": "", "where": None, "dense_blocks": " ", "dense_every": "4", "shift": True}
+    made = checked(Limits(side=128), **FORM, guidance="", settings=given)
+    assert made.request.guidance is None and made.settings == {"dense_every": 4, "shift": True}
+    assert made.way == "tomadiff:dense_every=4,shift=True"
 
 
 def test_the_page_may_name_models_but_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +216,23 @@ def test_one_generation_at_a_time(studio: Studio) -> None:
     for thread in threads:
         thread.join()
     assert sum(a != b for a, b in pairwise(told)) == 2, "nobody was interrupted by another"
+
+
+def test_a_closed_studio_stops_and_starts_nothing_more() -> None:
+    closing = Studio("emoji-flux")
+    told: list[str] = []
+
+    def tell(share: float, text: str) -> None:
+        told.append(text)
+        if text == "dense: step 1 of 9":
+            threading.Thread(target=closing.close).start()
+            while not closing._stop.is_set():
+                pass
+
+    for _ in range(2):
+        with pytest.raises(Cancelled):
+            closing.compare(wish(closing, steps=9), "me", tell)
+    assert told[-1] == "dense: step 1 of 9"
 
 
 def test_only_the_newest_results_are_kept(studio: Studio) -> None:

@@ -93,6 +93,7 @@ def serve(args: argparse.Namespace, folder: Path, auth: tuple[str, str] | None) 
     while not ended.wait(1):  # a wait without an end would not hear Ctrl-C on Windows
         pass
     print("tomadiff ui: ended", file=sys.stderr)
+    studio.close()
     blocks.close(verbose=False)
 
 

@@ -195,8 +195,8 @@ class Page:
                 self.width = gr.Number(width, label="Width", precision=0, min_width=80, elem_id="width")
                 self.height = gr.Number(height, label="Height", precision=0, min_width=80, elem_id="height")
             with gr.Row(elem_classes="pair"):
-                self.guidance = gr.Number(
-                    None, label="Guidance", placeholder="model's", min_width=80, elem_id="guidance"
+                self.guidance = gr.Textbox(
+                    "", label="Guidance", placeholder="model's", min_width=80, elem_id="guidance"
                 )
             self.settings = {}
             names = [*CHOSEN, *COUNTED]
@@ -211,12 +211,11 @@ class Page:
             show.message("Ready."), elem_id="message", min_height=64, container=False, padding=False
         )
 
-    def setting(self, name: str) -> gr.Dropdown | gr.Number:
+    def setting(self, name: str) -> gr.Dropdown | gr.Textbox:
         title = name.replace("_", " ").capitalize()
         if name in COUNTED:
-            return gr.Number(
-                None, label=title, placeholder="own", precision=0, min_width=80, elem_id=f"setting-{name}"
-            )
+            # Gradio makes an empty field for numbers 0 once it is seen
+            return gr.Textbox("", label=title, placeholder="own", min_width=80, elem_id=f"setting-{name}")
         words = {True: "yes", False: "no"}
         choices = [("own", None), *((words.get(value, value), value) for value in CHOSEN[name])]
         return gr.Dropdown(choices, value=None, label=title, min_width=80, elem_id=f"setting-{name}")
@@ -238,7 +237,6 @@ class Page:
                     self.dense = self.picture("Dense", "dense")
                     self.merged = self.picture("Merged", "merged")
                 self.heat = self.picture("Difference", "heat")
-                self.about_heat = gr.Markdown(elem_id="about-heat")
 
     def picture(self, title: str, name: str) -> gr.Image:
         return gr.Image(
@@ -344,7 +342,7 @@ class Page:
         drawing = {"concurrency_id": "studio", "concurrency_limit": 1, "show_progress_on": self.message}
         light: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
         latest: dict[str, Any] = {**light, "trigger_mode": "always_last"}
-        shown = [self.slider, self.dense, self.merged, self.heat, self.about_heat, self.figures]
+        shown = [self.slider, self.dense, self.merged, self.heat, self.figures]
         mapped = [self.map, self.about_map]
         files = [self.take_away, self.cell, self.sheet_file, self.plot_file, self.settings_file]
         # chained, so that a cancel from before is forgotten before the new one can start
@@ -420,8 +418,7 @@ class Page:
             self.slider: (dense, merged),
             self.dense: dense,
             self.merged: merged,
-            self.heat: show.enlarged(heat),
-            self.about_heat: f"Brightest: {most} of 255 apart." if most else "No pixel differs.",
+            self.heat: gr.update(value=show.enlarged(heat), label=f"Difference, brightest: {most} of 255"),
             self.figures: show.figures(result),
             self.map_step: gr.update(maximum=wish.request.steps, value=first + 1),
             self.row: None,

@@ -40,7 +40,7 @@ def figures(result: Comparison | None) -> str:
     else:
         merged = result.merged
         cards = [
-            ("Speed-up", f"{result.speedup:.2f}x", "dense / merged"),
+            ("Speed-up", f"{result.speedup:.2f}x", "over dense"),
             ("Dense", seconds(result.dense), "from before" if result.dense_was_kept else "all tokens"),
             ("Merged", seconds(merged), f"in {merged.merged_steps} of {merged.steps} steps"),
             ("Tokens kept", f"{merged.kept}", f"of {merged.tokens}"),

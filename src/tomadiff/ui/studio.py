@@ -116,6 +116,7 @@ class Studio:
         self._dense: Kept[Drawn] = Kept(32)
         self._results: Kept[Comparison | Sweep] = Kept(16)
         self._warm: set[tuple] = set()
+        self._closed = False
         self._take(model)
 
     def _take(self, model: str) -> None:
@@ -136,7 +137,7 @@ class Studio:
     @contextmanager
     def _working(self, who: str) -> Iterator[None]:
         with self._alone:
-            if self._recalled.take(who):
+            if self._closed or self._recalled.take(who):
                 raise Cancelled
             self._stop.clear()
             self._worker = who
@@ -155,6 +156,13 @@ class Studio:
             self._stop.set()
         else:
             self._recalled.put(who, True)
+
+    def close(self) -> None:
+        """Stop what is under way, wait for it, and start nothing more."""
+        self._closed = True
+        self._stop.set()
+        with self._alone:
+            pass
 
     def use_model(self, model: str, who: str) -> None:
         """Take another model; the old one goes first, as two may not fit."""

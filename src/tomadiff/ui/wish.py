@@ -91,7 +91,7 @@ def checked(
         _whole("seed", seed, 0, MOST_SEED),
         _whole("steps", steps, 1, limits.steps),
         size,
-        None if guidance is None else _number("guidance", guidance, 0, 50),
+        None if (given := _typed("guidance", guidance)) is None else _number("guidance", given, 0, 50),
     )
     ratio = _number("ratio", ratio, 0, 0.99)
     return Wish(request, ratio, method, _checked_settings(settings or {}))
@@ -159,10 +159,24 @@ def _checked_settings(given: Mapping[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"{name}: {_short(value)} is none of {', '.join(map(str, CHOSEN[name]))}.")
             found[name] = value
         elif name in COUNTED:
-            found[name] = _whole(name, value, 0, COUNTED[name])
+            number = _typed(name, value)
+            if number is not None:
+                found[name] = _whole(name, number, 0, COUNTED[name])
         else:
             raise ValueError(f"There is no setting {_short(name)} on this page.")
     return found
+
+
+def _typed(name: str, value: Any) -> Any:
+    """What is typed into a field that may be left empty; numbers are fine as they are."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"{name}: {_short(value)} must be a number, or nothing.") from None
 
 
 def _whole(name: str, value: Any, least: int, most: int) -> int:
