@@ -135,7 +135,7 @@ def make(name: str) -> DiffusionPipeline:
 
 
 def denoiser(pipe: DiffusionPipeline) -> torch.nn.Module:
-    return getattr(pipe, "unet", None) or pipe.transformer
+    return pipe.unet if hasattr(pipe, "unet") else pipe.transformer
 
 
 def latents(pipe: DiffusionPipeline, seed: int, size: tuple[int, int]) -> Tensor:

@@ -287,7 +287,7 @@ def test_each_sample_gets_the_plan_it_would_get_alone() -> None:
 def test_rotary_rows_are_those_of_the_destinations_with_the_text_first() -> None:
     p = plan(features(0, 2, 64, 5), (8, 8))
     table = torch.arange(70.0)[:, None].expand(70, 4)  # 6 rows of text, then a row for each token
-    rows = destination_rows(p, table)
+    rows = destination_rows(p.destinations, p.regions.tokens, table)
     assert rows.shape == (2, 6 + 32, 4)
     assert rows[:, :6, 0].tolist() == [[0, 1, 2, 3, 4, 5]] * 2
     assert torch.equal(rows[:, 6:, 0].long() - 6, p.destinations)
@@ -302,7 +302,8 @@ def test_entries_along_any_axis_follow_their_tokens_also_with_the_text_last(
     axis = shape.index(70)
     numbers = torch.arange(70) + 100 * torch.arange(samples)[:, None]
     table = numbers.reshape(samples, *(70 if a == axis else 1 for a in range(1, len(shape)))).expand(shape)
-    rows = destination_rows(p, table, axis, before=0).movedim(axis, 1).flatten(2)[..., 0]
+    rows = destination_rows(p.destinations, p.regions.tokens, table, axis, before=0)
+    rows = rows.movedim(axis, 1).flatten(2)[..., 0]
     offset = 100 * torch.arange(samples)[:, None]
     assert torch.equal(rows[:, :32] - offset, p.destinations)
     assert torch.equal(rows[:, 32:], (torch.arange(64, 70) + offset).expand(2, -1))

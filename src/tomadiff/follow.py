@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .core import Reduction, destination_rows
+from .core import destination_rows
 from .errors import UnsupportedModelError
 from .families import Call, Rows
 
@@ -25,34 +23,39 @@ def alter(call: Call, name: str, by: Callable[[Any], Any]) -> None:
 
 
 def follow(
-    plan: Reduction, rows: Rows, argument: Any, others: tuple[int, int] = (0, 0), keys_only: bool = False
+    destinations: Tensor,
+    tokens: int,
+    rows: Rows,
+    argument: Any,
+    others: tuple[int, int] = (0, 0),
+    keys_only: bool = False,
 ) -> Any:
     """An argument with entries for merged tokens; for whole queries too, where only keys are merged.
 
-    `others` are the tokens of other pictures, before and behind those of the plan.
+    destinations: [B, K], of so many tokens; `others` are those of other pictures, before and behind.
     """
-    if isinstance(argument, (tuple, list)):
-        those = rows.inside or range(len(argument))
-        members = replace(rows, inside=())
-        return tuple(
-            follow(plan, members, member, others, keys_only) if number in those else member
-            for number, member in enumerate(argument)
+
+    def followed(table: Tensor) -> Any:
+        if rows.ndim not in (None, table.ndim) or table.shape[rows.axis] == 1:
+            return table
+        before, behind = others if table.shape[rows.axis] > tokens else (0, 0)
+        text = table.shape[rows.axis] - tokens - before - behind
+        if text < 0:
+            raise UnsupportedModelError(
+                f"{rows.argument} of shape {list(table.shape)} has fewer entries than there are tokens, "
+                f"{tokens}: these can't be merged with it"
+            )
+        merged: Tensor | PerSample = destination_rows(
+            destinations, tokens, table, rows.axis, before if rows.text_last else before + text
         )
-    if rows.ndim not in (None, argument.ndim) or argument.shape[rows.axis] == 1:
-        return argument
-    before, behind = others if argument.shape[rows.axis] > plan.regions.tokens else (0, 0)
-    text = argument.shape[rows.axis] - plan.regions.tokens - before - behind
-    if text < 0:
-        raise UnsupportedModelError(
-            f"{rows.argument} of shape {list(argument.shape)} has fewer entries than there are tokens, "
-            f"{plan.regions.tokens}: these can't be merged with it"
-        )
-    merged: Tensor | PerSample = destination_rows(
-        plan, argument, rows.axis, before if rows.text_last else before + text
-    )
-    if rows.axis == 0:
-        merged = merged[0] if len(merged) == 1 else PerSample(merged)
-    return PerLength(argument, merged) if keys_only else merged
+        if rows.axis == 0:
+            merged = merged[0] if len(merged) == 1 else PerSample(merged)
+        return PerLength(table, merged) if keys_only else merged
+
+    if not isinstance(argument, (tuple, list)):
+        return followed(argument)
+    those = rows.inside or range(len(argument))
+    return tuple(followed(part) if place in those else part for place, part in enumerate(argument))
 
 
 class PerSample:
@@ -75,8 +78,10 @@ class PerSample:
     def unsqueeze(self, axis: int) -> Tensor:
         return self.rows.unsqueeze(axis + 1)
 
-    def __rmul__(self, x: Tensor) -> Tensor:
-        return x * self.rows
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple, kwargs: Any = None) -> Tensor:
+        x, table = args  # a product with a tensor, which comes first
+        return x * table.rows
 
 
 class PerLength:
@@ -94,8 +99,10 @@ class PerLength:
     def to(self, device: torch.device) -> PerLength:
         return PerLength(*(table.to(device) for table in self.tables))
 
-    def __rmul__(self, x: Tensor) -> Tensor:
-        return x * next(table for table in self.tables if _fits(table.shape, x.shape))
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple, kwargs: Any = None) -> Tensor:
+        x, several = args  # a product with a tensor, which comes first
+        return x * next(table for table in several.tables if _fits(table.shape, x.shape))
 
 
 def _fits(table: torch.Size, x: torch.Size) -> bool:

@@ -19,7 +19,7 @@ from diffusers.hooks import HookRegistry, ModelHook
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from . import auto
+from . import auto, compiled
 from .clock import Clock
 from .config import Config
 from .core import Schedule
@@ -28,7 +28,7 @@ from .families import FAMILIES, Call, Family, Rows, Site
 from .follow import alter, follow
 from .machine import wait_for
 from .memory import Memory
-from .methods import FROM_BLOCK_INPUT, METHODS
+from .methods import FROM_BLOCK_INPUT, METHODS, lengths
 from .pace import Pace
 from .sites import Place, find
 
@@ -47,6 +47,7 @@ KEEP_MAPS = (
     *("LEDITSCrossAttnProcessor", "Pix2PixZeroAttnProcessor"),
 )
 PATCH = "_tomadiff"  # the model's attribute that holds its Patch
+BLOCK_INPUT = "block input"  # among the arguments of a module, what went into its block
 
 
 class PlanKey(NamedTuple):
@@ -74,6 +75,16 @@ class KeptPlan:
     weights_step: int
 
 
+class Merged(NamedTuple):
+    """What a site runs on, and what follows from it."""
+
+    sequence: Tensor  # with merged tokens
+    whole: Tensor  # the sequence before
+    destinations: Tensor  # [B, K] token numbers
+    key_bias: Tensor | None  # [B, K] to add to the logits of merged keys
+    around: tuple[int, int]  # tokens before and behind the picture's, which are never merged
+
+
 @dataclass
 class Run:
     """Sites that run one after the other, and the tokens on their way through them.
@@ -83,14 +94,14 @@ class Run:
     """
 
     sites: list[SiteHook] = field(default_factory=list)
+    merged: Merged | None = None
+    before: Tensor | None = None  # in a dense step, the sequence as it was
+    # what compiled code does not see
     kept: KeptPlan | None = None
-    tokens: Tensor | None = None  # arranged
-    merged: Tensor | None = None
-    before: Tensor | None = None  # a dense step, the sequence as it was
-    around: tuple[int, int] = (0, 0)  # tokens before and behind the picture's, which are never merged
+    arranged: Tensor | None = None  # the picture's tokens, where that moved any
 
     def clear(self) -> None:
-        self.kept = self.tokens = self.merged = self.before = None
+        self.merged = self.before = self.kept = self.arranged = None
 
 
 class Patch:
@@ -106,6 +117,7 @@ class Patch:
         self.plans: dict[PlanKey, KeptPlan] = {}
         # arguments of this call and what they are for merged tokens
         self.followed: dict[tuple[int, int, Rows], tuple[Any, Any]] = {}
+        self._lengths: dict[tuple[Any, ...], tuple[int, int]] = {}
         self.pace = Pace()  # of this generation
         self.dense = False  # this call, everywhere
         self.trial: bool | None = None  # while auto measures, whether this call is dense; it is no step
@@ -167,6 +179,9 @@ class Patch:
             self._grid = (sources, self.family.grid(self.model, *sources))
             self.others = self.family.others(self.model, *sources)
         self._choose(call)
+        for hook in self.sites:
+            self._foretell(hook)
+            hook.check_attention()
         self._start = time.perf_counter()
 
     def _choose(self, call: Call) -> None:
@@ -177,6 +192,18 @@ class Patch:
         for hook in self.sites:
             hook.off = auto.group_of(hook) in off
             hook.ratio = 0.0 if hook.off else hook.place.ratios[at]
+            hook.idle, hook.ran = self.dense or not hook.ratio, False
+
+    def _foretell(self, hook: SiteHook) -> None:
+        """How long a site's sequences will be: compiled code has to know before there is a plan."""
+        grid = self.grid(hook.place.level)
+        hook.image = math.prod(grid)
+        if self.config.regions in ("stripe", "global"):
+            grid = (hook.image,)
+        key = (grid, hook.ratio, hook.place.depth, hook.device())
+        if key not in self._lengths:
+            self._lengths[key] = lengths(self.config, *key)
+        hook.short, hook.places = self._lengths[key]
 
     def _check_modules(self) -> None:
         """LoRA puts layers of its own in the place of linear ones, and unloading puts those back."""
@@ -202,27 +229,28 @@ class Patch:
                 "call disable_cache(), then tomadiff.apply, and enable_cache() after it"
             )
 
-    @torch.compiler.disable
-    def before_block(self, place: Place, block: nn.Module, args: tuple, kwargs: Call) -> None:
-        """Keep the picture's tokens that go into a block."""
-        whole = next(part.whole for part in self.family.blocks if part.name == type(block).__name__)
-        whole = whole or Site("block")
-        sequence = (dict(zip(parameter_names(block), args)) | kwargs)[whole.tokens]
-        self.block_input = picture(sequence, self.around(sequence, whole, place.level))
+    def before_block(
+        self, whole: Site, hook: SiteHook, parameters: list[str], block: nn.Module, args: tuple, kwargs: Call
+    ) -> None:
+        """Keep the picture's tokens that go into a block, for a site in it."""
+        sequence = (dict(zip(parameters, args)) | kwargs)[whole.tokens]
+        self.block_input = picture(sequence, self.around(sequence, whole, hook.image))
 
-    def around(self, sequence: Tensor, site: Site, level: int) -> tuple[int, int]:
+    def around(self, sequence: Tensor, site: Site, tokens: int) -> tuple[int, int]:
         """How many tokens of a site's sequence are before and behind those of the picture."""
         before, behind = self.others
-        rest = sequence.shape[1] - math.prod(self.grid(level))
-        if rest == 0:  # where the picture is alone
+        if sequence.shape[1] == tokens:  # the picture is alone
             return 0, 0
-        text = rest - before - behind
+        text = sequence.shape[1] - tokens - before - behind
         return before + text * site.lead, behind + text * site.trail
 
     @torch.compiler.disable
     def after_model(self, model: nn.Module, args: tuple, output: Any) -> None:
         self.seconds["model"] += time.perf_counter() - self._start
         self.block_input = None
+        for hook in self.sites:
+            if hook.ran:
+                hook.count()
         if self.config.where == "kv" and not any(hook.calls for hook in self.sites):
             raise UnsupportedModelError(
                 "no keys and values were merged: something replaced the attention of this model"
@@ -233,7 +261,7 @@ class Patch:
                 'something else skips blocks of this model; use where="module" beside it'
             )
 
-    def plan(self, hook: SiteHook, module: nn.Module, call: Call, tokens: Tensor) -> KeptPlan:
+    def plan(self, hook: SiteHook, call: Call, tokens: Tensor, around: tuple[int, int]) -> KeptPlan:
         """The plan for a site's image tokens: the one at hand, or a new one where that is due."""
         arranged = hook.run.kept  # by an earlier site of the run
         grid = self._grid_at(hook, tokens.shape[1] if arranged is None else arranged.plan.regions.tokens)
@@ -259,12 +287,12 @@ class Patch:
             with self.spent("plan", tokens.device):
                 features = tokens if arranged is None else arranged.plan.regions.restore(tokens)
                 if self.from_input and hook.site.path:
-                    features = self.block_input
+                    features = call[BLOCK_INPUT]
                 elif hook.site.features is not None and not self.from_input:
                     # with what is around the picture, since other arguments have entries for that, too
-                    sequence = with_picture(call[hook.argument], hook.run.around, features)
-                    features = hook.site.features(module, {**call, hook.argument: sequence})
-                    features = picture(features, hook.run.around)
+                    sequence = with_picture(call[hook.argument], around, features)
+                    features = hook.site.features(hook.place.module, {**call, hook.argument: sequence})
+                    features = picture(features, around)
             with self.overhead("plan", tokens.device):
                 destinations = kept.plan.destinations if due == "weights" else None
                 plan = METHODS[self.config.method](
@@ -288,11 +316,16 @@ class Patch:
         """Whether regions are shifted in this step."""
         return self.config.shift and self.pace.turn(self.clock.step) % 2 == 1
 
-    def follow(self, plan: Any, rows: Rows, argument: Any, keys_only: bool) -> Any:
+    def follow(self, hook: SiteHook, rows: Rows, argument: Any, keys_only: bool) -> Any:
         """What belongs to single tokens, for a plan's destinations; made once a call."""
-        key = (id(plan), id(argument), rows)
+        destinations = hook.run.merged.destinations
+        if torch.compiler.is_compiling():  # which notices by itself what it has already
+            return follow(destinations, hook.image, rows, argument, self.others, keys_only)
+        key = (id(destinations), id(argument), rows)
         if key not in self.followed:  # which holds on to the argument, so that no other takes its address
-            self.followed[key] = (argument, follow(plan, rows, argument, self.others, keys_only))
+            with self.spent("merge", destinations.device):
+                made = follow(destinations, hook.image, rows, argument, self.others, keys_only)
+            self.followed[key] = (argument, made)
         return self.followed[key][1]
 
     @contextlib.contextmanager
@@ -379,6 +412,11 @@ class SiteHook(ModelHook):
         self.tokens = self.kept = self.calls = self.dense_calls = 0
         self.ratio = place.ratios[0]  # in this call
         self.off = False  # since merging doesn't gain here, as auto found
+        self.idle = self.ran = False  # in this call
+        self.number = compiled.number(self)
+        # tokens of the picture in this call: all, merged ones, and places where they are when arranged
+        self.image = self.short = self.places = 0
+        self.projections: dict[nn.Module, RemovableHandle] = {}  # whose input becomes merged tokens
 
     def register(self) -> None:
         HookRegistry.check_if_exists_or_initialize(self.place.module).register_hook(self, HOOK)
@@ -388,9 +426,20 @@ class SiteHook(ModelHook):
         """Stay in place: diffusers, taking a hook off from under ours, puts what is left in our place."""
         if self.fn_ref.forward is not self.forward:
             self.fn_ref.original_forward, self.fn_ref.forward = self.fn_ref.forward, self.forward
+        # adapters may have put themselves in a projection's place since the last call
+        projections = {getattr(self.place.module, name) for name in self.site.keys_projections}
+        if projections != set(self.projections):
+            self._let_go()
+            self.projections = {each: each.register_forward_pre_hook(self._instead) for each in projections}
+
+    def _let_go(self) -> None:
+        for handle in self.projections.values():
+            handle.remove()
+        self.projections = {}
 
     def unregister(self) -> None:
         self.settle()
+        self._let_go()
         module, registry = self.place.module, self.place.module._diffusers_hook
         around = registry._fn_refs[registry._hook_order.index(HOOK) + 1 :][:1]
         forwards = [outer.forward for outer in around]
@@ -408,91 +457,96 @@ class SiteHook(ModelHook):
         order = self.place.module._diffusers_hook._hook_order
         return order[: order.index(HOOK)]
 
-    @torch.compiler.disable(recursive=False)
-    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        call: Call = dict(zip(self.parameters, args)) | kwargs
+    def device(self) -> torch.device:
+        return next((x.device for x in self.place.module.parameters()), torch.device("cpu"))
+
+    def count(self) -> None:
+        """Take note of a call, for the report."""
         self.calls += 1
-        first = self.patch.cut or self is self.run.sites[0]
-        last = self.patch.cut or self is self.run.sites[-1]
-        each = self.patch.config.where != "span"
-        if self.patch.dense or self.ratio == 0:
+        if self.idle:
             self.dense_calls += 1
-            if self.tokens != call[self.argument].shape[1]:  # else, what merging kept is the better news
-                self.tokens = self.kept = call[self.argument].shape[1]
+            if self.tokens != self.image:  # else, what merging kept is the better news
+                self.tokens = self.kept = self.image
+        elif self.patch.config.where == "span":
+            self.tokens, self.kept = self.run.sites[0].tokens, self.run.sites[0].kept
+
+    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Instead of the module's own. Compilers follow this, so it leaves all that varies to others."""
+        call: Call = dict(zip(self.parameters, args)) | kwargs
+        self.ran = True
+        run = self.run
+        first = self.patch.cut or self is run.sites[0]
+        last = self.patch.cut or self is run.sites[-1]
+        each = self.patch.config.where != "span"
+        if self.idle:
             if first or each:
-                self.run.before = call[self.argument]
+                run.before = call[self.argument]
             output = self.fn_ref.original_forward(**call)
             if last or each:
-                self._remember(output)
+                output = self._remember(output)
+                run.before = None
             return output
-        if self.site.keys_only:
-            return self._attend(module, call)
         if first or each:
-            call[self.argument] = self._merge(module, call, first)
-        else:
-            self.tokens, self.kept = self.run.sites[0].tokens, self.run.sites[0].kept
-        self._follow(call)
-        output = self.fn_ref.original_forward(**call)
-        return self._unmerge(output, last) if last or each else output
-
-    @torch.compiler.disable
-    def _merge(self, module: nn.Module, call: Call, first: bool = True) -> Tensor:
-        """The site's sequence with merged image tokens, which the run keeps in mind."""
-        run, sequence = self.run, call[self.argument]
-        if first:
-            run.around = self.patch.around(sequence, self.site, self.place.level)
-        tokens = picture(sequence, run.around)
-        run.kept = self.patch.plan(self, module, call, tokens)
-        plan = run.kept.plan
-        with self.patch.overhead("merge", tokens.device):
-            run.tokens = plan.regions.arrange(tokens) if first else tokens
-            run.merged = plan.merge(run.tokens)
-            self.tokens, self.kept = plan.regions.tokens, run.merged.shape[1]
+            run.merged = self._merge(call, first)
+            if not self.site.keys_only:
+                call[self.argument] = run.merged.sequence
+            elif self.site.keys_argument:
+                call[self.site.keys_argument] = run.merged.sequence
             for name in self.site.also:
                 if call.get(name) is not None:
-                    call[name] = self._alike(call[name], sequence)
-            return with_picture(sequence, run.around, run.merged)
-
-    def _alike(self, other: Tensor, sequence: Tensor) -> Tensor:
-        """Another sequence, or the same, merged as the site's is."""
-        run, regions = self.run, self.run.kept.plan.regions
-        merged = run.merged
-        if other is not sequence:
-            merged = run.kept.plan.merge(regions.arrange(picture(other, run.around)))
-        return with_picture(other, run.around, merged)
-
-    @torch.compiler.disable(recursive=False)
-    def _attend(self, module: nn.Module, call: Call) -> Tensor | tuple[Tensor, ...]:
-        """Keys and values from merged tokens, queries from all: what comes back is whole."""
-        if getattr(module, "fused_projections", False):
-            raise ConfigError(
-                f'{self.place.name} computes queries, keys and values at once, and where="kv" needs them '
-                "apart: call unfuse_qkv_projections()"
-            )
-        merged = self._merge(module, call)
+                    call[name] = self._alike(call[name])
         self._follow(call)
-        if self.site.keys_argument:
-            call[self.site.keys_argument] = merged
-        # for this call only: adapters may have put themselves in a projection's place since the last
-        handles = [
-            getattr(module, name).register_forward_pre_hook(lambda projection, args: (merged,))
-            for name in self.site.keys_projections
-        ]
-        try:
-            return self.fn_ref.original_forward(**call)
-        finally:
-            for handle in handles:
-                handle.remove()
-            self.run.clear()
+        output = self.fn_ref.original_forward(**call)
+        if last or each:
+            if not self.site.keys_only:
+                output = self._unmerge(output, last)
+            run.merged = None
+        return output
 
-    @torch.compiler.disable
+    def _merge(self, call: Call, first: bool) -> Merged:
+        if self.patch.from_input and self.site.path:
+            call = call | {BLOCK_INPUT: self.patch.block_input}
+        return compiled.merge(self, call, first) if torch.compiler.is_compiling() else self.merge(call, first)
+
+    def merge(self, call: Call, first: bool) -> Merged:
+        """The site's sequence with merged tokens."""
+        whole = call[self.argument]
+        around = self.around(whole, in_order=first)
+        tokens = picture(whole, around)
+        kept = self.patch.plan(self, call, tokens, around)
+        with self.patch.overhead("merge", tokens.device):
+            arranged = kept.plan.regions.arrange(tokens) if first else tokens
+            merged = kept.plan.merge(arranged)
+            self.tokens, self.kept = kept.plan.regions.tokens, merged.shape[1]
+            sequence = with_picture(whole, around, merged)
+        if not self.site.keys_only:  # which have nothing to unmerge
+            self.run.kept, self.run.arranged = kept, None if arranged is tokens else arranged
+        return Merged(sequence, whole, kept.plan.destinations, kept.key_bias, around)
+
+    def _alike(self, other: Tensor) -> Tensor:
+        merged = self.run.merged
+        if other is merged.whole:
+            return merged.sequence
+        alike = compiled.alike if torch.compiler.is_compiling() else SiteHook.alike
+        return alike(self, other, merged)
+
+    def alike(self, other: Tensor, merged: Merged) -> Tensor:
+        """Another sequence, merged as the site's is."""
+        plan = self.run.kept.plan
+        with self.patch.overhead("merge", other.device):
+            tokens = plan.regions.arrange(picture(other, merged.around))
+            return with_picture(other, merged.around, plan.merge(tokens))
+
+    def _instead(self, projection: nn.Module, args: tuple) -> tuple[Tensor] | None:
+        """Keys and values from merged tokens, while queries are from all: what comes back is whole."""
+        return None if self.run.merged is None else (self.run.merged.sequence,)
+
     def _follow(self, call: Call) -> None:
         """What belongs to single tokens follows them: positions, and how much a key counts."""
-        site, kept = self.site, self.run.kept
-        with self.patch.spent("merge", self.run.merged.device):
-            for rows in (*site.rotary, *site.follows):
-                both = site.keys_only and rows in site.rotary
-                alter(call, rows.argument, lambda x, r=rows, b=both: self.patch.follow(kept.plan, r, x, b))
+        site, merged = self.site, self.run.merged
+        for rows in (*site.rotary, *site.follows):
+            both = site.keys_only and rows in site.rotary
+            alter(call, rows.argument, lambda x, r=rows, b=both: self.patch.follow(self, r, x, b))
         arguments = (
             call | (call.get("cross_attention_kwargs") or {}) | (call.get("joint_attention_kwargs") or {})
         )
@@ -502,12 +556,22 @@ class SiteHook(ModelHook):
                     f"{self.place.name} was called with {mask}, a mask over image tokens, which merged ones "
                     "can't have: call the model without it, or tomadiff.remove first"
                 )
-        self._check_attention()
-        if site.weigh_keys is not None and kept.key_bias is not None:
-            site.weigh_keys(call, F.pad(kept.key_bias, self.run.around))
+        if site.weigh_keys is not None and merged.key_bias is not None:
+            site.weigh_keys(call, F.pad(merged.key_bias, merged.around))
 
-    def _check_attention(self) -> None:
+    def around(self, sequence: Tensor, in_order: bool) -> tuple[int, int]:
+        """How many tokens of a sequence are before and behind those of the picture."""
+        return self.patch.around(sequence, self.site, self.image if in_order else self.places)
+
+    def check_attention(self) -> None:
         """Some things that others do to attention can't be done to merged tokens."""
+        if self.idle:
+            return
+        if self.site.keys_only and getattr(self.place.module, "fused_projections", False):
+            raise ConfigError(
+                f'{self.place.name} computes queries, keys and values at once, and where="kv" needs them '
+                "apart: call unfuse_qkv_projections()"
+            )
         for attention in self.attentions:
             processor = type(attention.processor).__name__
             if processor in KEEP_MAPS:
@@ -528,31 +592,36 @@ class SiteHook(ModelHook):
                             "same in every step: take it off, or tomadiff.remove first"
                         )
 
-    @torch.compiler.disable
     def _unmerge(self, output: Any, last: bool) -> Any:
-        run, plan = self.run, self.run.kept.plan
+        unmerge = compiled.unmerge if torch.compiler.is_compiling() else SiteHook.unmerge
+        if not self.site.outputs:
+            return unmerge(self, output, 0, last, last, self.run.merged)
+        places = [place for place in self.site.outputs if place < len(output)]
+        whole = list(output)
+        for place in places:
+            done = last and place == places[-1]
+            whole[place] = unmerge(self, output[place], place, last, done, self.run.merged)
+        return tuple(whole)
 
-        def whole(y: Tensor, place: int) -> Tensor:
-            image = picture(y, run.around)
+    def unmerge(self, y: Tensor, place: int, last: bool, done: bool, merged: Merged) -> Tensor:
+        """One of the outputs, whole again; behind the last site of a run in the image's order."""
+        run, plan, around = self.run, self.run.kept.plan, merged.around
+        tokens = picture(merged.whole, around) if run.arranged is None else run.arranged
+        with self.patch.overhead("unmerge", y.device):
+            image, short = picture(y, around), picture(merged.sequence, around)
             if self.patch.pace.remembers:
-                x = self._change(image - run.merged if self.site.residual else image, place)
-                x = run.tokens + x if self.site.residual else x
+                x = self._change(image - short if self.site.residual else image, place)
+                x = tokens + x if self.site.residual else x
             elif self.site.residual:
                 # unmerging the change leaves every token its own detail
-                x = plan.unmerge(image, run.tokens, run.merged)
+                x = plan.unmerge(image, tokens, short)
             else:
                 x = plan.unmerge(image)
             x = plan.regions.restore(x) if last else x
-            return with_picture(y, run.around, x)
-
-        with self.patch.overhead("unmerge", run.merged.device):
-            if not self.site.outputs:
-                output = whole(output, 0)
-            else:
-                output = tuple(whole(y, i) if i in self.site.outputs else y for i, y in enumerate(output))
-        if last:
-            run.clear()
-        return output
+            whole = with_picture(y, around, x)
+        if done:
+            run.kept = run.arranged = None
+        return whole
 
     def _change(self, merged: Tensor, place: int) -> Tensor:
         """What the site does to every token, by what it does to merged ones and by what it remembers."""
@@ -560,19 +629,24 @@ class SiteHook(ModelHook):
         memory = self.memories.get((clock.call, self.patch.cut, place, len(merged)))
         return memory.change(kept, merged, clock.step) if memory else kept.plan.unmerge(merged)
 
-    @torch.compiler.disable
-    def _remember(self, output: Any) -> None:
+    def _remember(self, output: Any) -> Any:
         """A dense step tells what the site does to each token."""
-        x, self.run.before = self.run.before, None
         if not self.patch.pace.remembers or self.off or not any(self.place.ratios):
-            return
-        around, clock = self.patch.around(x, self.site, self.place.level), self.patch.clock
-        for place, y in enumerate(output if self.site.outputs else (output,)):
-            if self.site.outputs and place not in self.site.outputs:
-                continue
-            change = picture(y - x if self.site.residual else y, around).detach()
-            key = (clock.call, self.patch.cut, place, len(change))
-            self.memories[key] = Memory.of(clock.step, change, self.memories.get(key))
+            return output
+        remember = compiled.remember if torch.compiler.is_compiling() else SiteHook.remember
+        if not self.site.outputs:
+            return remember(self, output, 0, self.run.before)
+        return tuple(
+            remember(self, y, place, self.run.before) if place in self.site.outputs else y
+            for place, y in enumerate(output)
+        )
+
+    def remember(self, y: Tensor, place: int, x: Tensor) -> Tensor:
+        clock, around = self.patch.clock, self.around(x, in_order=True)
+        change = picture(y - x if self.site.residual else y, around).detach()
+        key = (clock.call, self.patch.cut, place, len(change))
+        self.memories[key] = Memory.of(clock.step, change, self.memories.get(key))
+        return y
 
 
 def picture(sequence: Tensor, around: tuple[int, int]) -> Tensor:
@@ -634,11 +708,13 @@ def attach(patch: Patch) -> None:
     ]
     if patch.from_input:
         # whole blocks see their input themselves
-        inside = {hook.place.block: hook.place for hook in patch.sites if hook.site.path}
-        patch.handles += [
-            block.register_forward_pre_hook(functools.partial(patch.before_block, place), with_kwargs=True)
-            for block, place in inside.items()
-        ]
+        inside = {hook.place.block: hook for hook in patch.sites if hook.site.path}
+        wholes = {part.name: part.whole or Site("block") for part in patch.family.blocks}
+        for block, hook in inside.items():
+            keep = functools.partial(
+                patch.before_block, wholes[type(block).__name__], hook, parameter_names(block)
+            )
+            patch.handles.append(block.register_forward_pre_hook(keep, with_kwargs=True))
     setattr(patch.model, PATCH, patch)
     # hooks hold on to the very modules they are on, so a copy has to be made without them
     patch.model.__deepcopy__ = functools.partial(_copy, patch)

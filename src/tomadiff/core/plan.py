@@ -67,13 +67,15 @@ class Plan:
         return self.slots.pack(self.assignment.sum(-1)).clamp_min(1e-4).log()
 
 
-def destination_rows(plan: Reduction, table: Tensor, axis: int = 0, before: int | None = None) -> Tensor:
+def destination_rows(
+    destinations: Tensor, tokens: int, table: Tensor, axis: int = 0, before: int | None = None
+) -> Tensor:
     """The destinations' entries of a table with an entry a token, and those of others as they are.
 
     [L + N + M, ...] -> [B, L + K + M, ...]; where another axis is the tokens', the first is the samples', one
     for all or B: [1, ..., L + N + M, ...] -> [B, ..., L + K + M, ...]. `before` is L; if not said, M is 0.
     """
-    places, length, tokens = plan.destinations, table.shape[axis], plan.regions.tokens
+    places, length = destinations, table.shape[axis]
     before = length - tokens if before is None else before
     if length > tokens:
         others = torch.arange(length, device=places.device).expand(len(places), -1)

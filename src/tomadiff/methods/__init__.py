@@ -5,6 +5,11 @@ plan(features [B, N, C], grid, ratio, config, *, shifted, depth, destinations) -
 `depth` tells how far through the model the site is, from 0 to 1; given `destinations` [B, K], these are kept.
 """
 
+import math
+
+import torch
+
+from ..config import Config
 from . import ideal, todo, tofu, toma, tome
 
 # made once a block, from what goes into it, not from what its modules get
@@ -17,4 +22,19 @@ METHODS = {
     "ideal": ideal.plan,
 }
 
-__all__ = ["FROM_BLOCK_INPUT", "METHODS"]
+
+def lengths(
+    config: Config, grid: tuple[int, ...], ratio: float, depth: float, device: torch.device
+) -> tuple[int, int]:
+    """How many tokens plans keep, and in how many places tokens are when arranged for them."""
+    tokens = math.prod(grid)
+    if config.method == "toma":
+        return toma.lengths(grid, ratio, config, device)
+    if len(grid) == 1 and config.method != "ideal":
+        return tokens, tokens  # and no plan: these need a grid
+    nothing = torch.empty(1, tokens, 1, device="meta")
+    plan = METHODS[config.method](nothing, grid, ratio, config, depth=depth)
+    return plan.destinations.shape[1], tokens
+
+
+__all__ = ["FROM_BLOCK_INPUT", "METHODS", "lengths"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .. import kernels
@@ -57,6 +58,14 @@ def plan(
     from ..kernels.plan import Fused  # brings Triton
 
     return Fused(plan, cut(grid, "global", config.region_size, False, features.device))
+
+
+def lengths(grid: tuple[int, ...], ratio: float, config: Config, device: torch.device) -> tuple[int, int]:
+    """How many tokens plans keep, and in how many places tokens are when arranged for them."""
+    regions = cut(grid, config.regions, config.region_size, False, device)
+    in_order = config.assign == "global" or kernels.usable(torch.empty(0, device=device), regions.size)
+    places = regions.tokens if in_order else regions.count * regions.size
+    return slots(regions.lengths, ratio, device).kept, places
 
 
 def _choose(features: Tensor, regions: Regions, places: Slots) -> Tensor:

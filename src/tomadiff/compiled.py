@@ -1,0 +1,179 @@
+"""Sites in compiled models: merging and unmerging as operators that torch.compile takes as they are.
+
+What a site does depends on more than tensors: on the step, on when a plan was made, on what is remembered. A
+compiler would follow all that, and compile again whenever it changes. So it sees operators, with tensors in
+and out; the rest happens behind its back, in the same code that runs without a compiler. What lies in
+memory that it may reuse must not be kept there, so copies are made of that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .errors import UnsupportedModelError
+from .families import Call
+
+if TYPE_CHECKING:
+    from .hook import Merged, SiteHook
+
+# a recorded CUDA graph would leave out all that is not on the device
+TAGS = [torch.Tag.cudagraph_unsafe] if hasattr(torch.Tag, "cudagraph_unsafe") else []
+_sites: weakref.WeakValueDictionary[int, SiteHook] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def number(site: SiteHook) -> int:
+    """By which operators find a site."""
+    n = next(_numbers)
+    _sites[n] = site
+    return n
+
+
+def merge(site: SiteHook, call: Call, first: bool) -> Merged:
+    from .hook import Merged
+
+    whole = call[site.argument]
+    names, tensors = _flat(call)
+    around = site.around(whole, in_order=first)
+    sequence, destinations, bias = _merge(site.number, first, sum(around), site.short, names, tensors)
+    return Merged(sequence, whole, destinations, bias if site.patch.config.weigh_keys else None, around)
+
+
+def alike(site: SiteHook, other: Tensor, merged: Merged) -> Tensor:
+    return _alike(site.number, *merged.around, other, merged.sequence)
+
+
+def unmerge(site: SiteHook, y: Tensor, place: int, last: bool, done: bool, merged: Merged) -> Tensor:
+    length = site.image if last else site.places
+    return _unmerge(site.number, place, last, done, *merged.around, length, y, merged.sequence, merged.whole)
+
+
+def remember(site: SiteHook, y: Tensor, place: int, x: Tensor) -> Tensor:
+    return _remember(site.number, place, x, y)
+
+
+@torch.library.custom_op("tomadiff::merge", mutates_args=(), tags=TAGS)
+def _merge(
+    site: int, first: bool, around: int, kept: int, names: str, tensors: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    hook = _sites[site]
+    merged = hook.merge(_call(names, tensors), first)
+    if merged.sequence.shape[1] != around + kept:
+        raise UnsupportedModelError(
+            f"{hook.place.name} has other tokens than the image's: they can't be merged in compiled code"
+        )
+    bias = merged.key_bias
+    return (
+        _own(merged.sequence, *tensors),
+        merged.destinations.clone(),
+        merged.sequence.new_empty(0) if bias is None else bias.clone(),
+    )
+
+
+@_merge.register_fake
+def _(
+    site: int, first: bool, around: int, kept: int, names: str, tensors: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    hook = _sites[site]
+    whole = _call(names, tensors)[hook.argument]
+    weighed = hook.patch.config.weigh_keys
+    return (
+        whole.new_empty(len(whole), around + kept, whole.shape[2]),
+        whole.new_empty(len(whole), kept, dtype=torch.long),
+        whole.new_empty(len(whole), kept) if weighed else whole.new_empty(0),
+    )
+
+
+@torch.library.custom_op("tomadiff::alike", mutates_args=(), tags=TAGS)
+def _alike(site: int, before: int, behind: int, other: Tensor, sequence: Tensor) -> Tensor:
+    return _own(_sites[site].alike(other, _merged(site, before, behind, sequence, other)), other)
+
+
+@_alike.register_fake
+def _(site: int, before: int, behind: int, other: Tensor, sequence: Tensor) -> Tensor:
+    return other.new_empty(len(other), sequence.shape[1], other.shape[2])
+
+
+@torch.library.custom_op("tomadiff::unmerge", mutates_args=(), tags=TAGS)
+def _unmerge(
+    site: int,
+    place: int,
+    last: bool,
+    done: bool,
+    before: int,
+    behind: int,
+    length: int,
+    y: Tensor,
+    sequence: Tensor,
+    whole: Tensor,
+) -> Tensor:
+    hook = _sites[site]
+    merged = _merged(site, before, behind, sequence, whole)
+    if hook.patch.pace.remembers and not hook.site.residual:
+        y = y.clone()
+    return _own(hook.unmerge(y, place, last, done, merged), y, sequence, whole)
+
+
+@_unmerge.register_fake
+def _(
+    site: int,
+    place: int,
+    last: bool,
+    done: bool,
+    before: int,
+    behind: int,
+    length: int,
+    y: Tensor,
+    sequence: Tensor,
+    whole: Tensor,
+) -> Tensor:
+    return y.new_empty(len(y), before + length + behind, y.shape[2])
+
+
+@torch.library.custom_op("tomadiff::remember", mutates_args=(), tags=TAGS)
+def _remember(site: int, place: int, x: Tensor, y: Tensor) -> Tensor:
+    hook = _sites[site]
+    hook.remember(y if hook.site.residual else y.clone(), place, x)
+    return y.clone()  # an operator with nothing to show for it would be left out
+
+
+@_remember.register_fake
+def _(site: int, place: int, x: Tensor, y: Tensor) -> Tensor:
+    return torch.empty_like(y)
+
+
+def _merged(site: int, before: int, behind: int, sequence: Tensor, whole: Tensor) -> Merged:
+    from .hook import Merged
+
+    return Merged(sequence, whole, _sites[site].run.kept.plan.destinations, None, (before, behind))
+
+
+def _flat(call: Call) -> tuple[str, list[Tensor]]:
+    """The tensors among the arguments, alone or in tuples, and their names."""
+    flat = {}
+    for name, value in call.items():
+        if isinstance(value, Tensor):
+            flat[name] = value
+        elif isinstance(value, tuple):
+            flat |= {f"{name}.{i}": part for i, part in enumerate(value) if isinstance(part, Tensor)}
+    return "|".join(flat), list(flat.values())
+
+
+def _call(names: str, tensors: Sequence[Tensor]) -> Call:
+    call: Call = {}
+    for name, tensor in zip(names.split("|"), tensors):
+        name, _, place = name.partition(".")
+        call[name] = (*call.get(name, ()), tensor) if place else tensor
+    return call
+
+
+def _own(result: Tensor, *inputs: Tensor) -> Tensor:
+    """A copy, if it is a view of what went in."""
+    places = [x.untyped_storage().data_ptr() for x in inputs]
+    return result.clone() if result.untyped_storage().data_ptr() in places else result
