@@ -35,7 +35,9 @@ def follow(
     destinations: [B, K], of so many tokens; `others` are those of other pictures, before and behind.
     """
 
-    def followed(table: Tensor) -> Any:
+    def followed(table: Any) -> Any:
+        if isinstance(table, (tuple, list)):
+            return tuple(followed(part) for part in table)
         if rows.ndim not in (None, table.ndim) or table.shape[rows.axis] == 1:
             return table
         before, behind = others if table.shape[rows.axis] > tokens else (0, 0)
@@ -52,10 +54,9 @@ def follow(
             merged = merged[0] if len(merged) == 1 else PerSample(merged)
         return PerLength(table, merged) if keys_only else merged
 
-    if not isinstance(argument, (tuple, list)):
+    if not rows.inside:
         return followed(argument)
-    those = rows.inside or range(len(argument))
-    return tuple(followed(part) if place in those else part for place, part in enumerate(argument))
+    return tuple(followed(part) if place in rows.inside else part for place, part in enumerate(argument))
 
 
 class PerSample:
