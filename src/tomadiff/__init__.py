@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 from . import hook
 from .config import Config, make
 from .errors import NotPatchedError
-from .families import FAMILIES, Family, family_of
+from .families import FAMILIES, Family, family_of, undeclared
+from .families.undeclared import Sites
 from .report import Report, make_report
 from .settings import load as load_settings
 
 __version__ = "0.1.0"
-__all__ = ["Config", "apply", "families", "merged", "remove", "report"]
+__all__ = ["Config", "Sites", "apply", "families", "merged", "remove", "report"]
 
 Target = TypeVar("Target")  # a pipeline or a model
 
@@ -31,13 +32,15 @@ def apply(
     config: Config | str | PathLike[str] | None = None,
     *,
     preset: str | None = None,
+    sites: Sites | None = None,
     **settings: Any,
 ) -> Target:
     """Let the transformer blocks of a diffusers pipeline, UNet or transformer run on fewer tokens.
 
     Give a `Config`, the name of a settings file, or fields of a `Config` by keyword, on top of a preset where
     one is named ("toma", "toma_once", "toma_tile", "toma_stripe"). "auto" measures where merging gains on
-    this device, and leaves the rest dense. Applying again replaces what was there. Returns the target.
+    this device, and leaves the rest dense. `sites` says where to merge in a model of no declared family.
+    Applying again replaces what was there. Returns the target.
     """
     if config == "auto":
         config, settings = None, {"auto": True, **settings}
@@ -45,7 +48,7 @@ def apply(
         config = load_settings(config).config
     patches = []
     for model, pipeline in hook.denoisers(target):
-        family = family_of(model)
+        family = family_of(model) if sites is None else undeclared.family(model, sites)
         patches.append(
             hook.Patch(model, family, make(config, preset, settings, family.paper_reuse), pipeline)
         )
@@ -68,11 +71,12 @@ def merged(
     config: Config | str | PathLike[str] | None = None,
     *,
     preset: str | None = None,
+    sites: Sites | None = None,
     **settings: Any,
 ) -> Iterator[Target]:
     """Merging for the length of a `with` block, then again what was there before."""
     before = _patches(target)
-    apply(target, config, preset=preset, **settings)
+    apply(target, config, preset=preset, sites=sites, **settings)
     try:
         yield target
     finally:

@@ -39,7 +39,9 @@ def follow(
     def followed(table: Any) -> Any:
         if isinstance(table, (tuple, list)):
             return tuple(followed(part) for part in table)
-        if rows.ndim not in (None, table.ndim) or table.shape[rows.axis] == 1:
+        if not isinstance(table, Tensor) or rows.ndim not in (None, table.ndim):
+            return table  # of another shape, or it has followed already
+        if table.shape[rows.axis] == 1:
             return table
         before, behind = others if table.shape[rows.axis] > tokens else (0, 0)
         text = table.shape[rows.axis] - tokens - before - behind

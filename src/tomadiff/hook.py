@@ -133,7 +133,7 @@ class Patch:
         self.from_input = config.method in FROM_BLOCK_INPUT
         self.block_input: Tensor | None = None  # of the block under way, where modules in it need that
         self.parameters = parameter_names(model)
-        self._grid: tuple[list[Any], tuple[int, ...]] = ([], ())
+        self._grid: tuple[list[Any] | None, tuple[int, ...]] = (None, ())
         self.others = (0, 0)  # tokens of other pictures, before and behind those of the one that is drawn
         self._start = 0.0
 
@@ -144,7 +144,7 @@ class Patch:
         generation = self.clock.generation
         if self.trial is None:
             self.model_calls += 1
-            self.clock.tick(None if self.family.time is None else call[self.family.time])
+            self.clock.tick(call.get(self.family.time))
         if self.clock.generation != generation:
             self.plans.clear()
             for hook in self.sites:
@@ -175,7 +175,7 @@ class Patch:
             )
         names = self.family.grid_from
         sources = [call.get(name) for name in ([names] if isinstance(names, str) else names)]
-        if len(sources) != len(self._grid[0]) or any(a is not b for a, b in zip(sources, self._grid[0])):
+        if self._grid[0] is None or any(a is not b for a, b in zip(sources, self._grid[0])):
             self._grid = (sources, self.family.grid(self.model, *sources))
             self.others = self.family.others(self.model, *sources)
         self._choose(call)
@@ -594,14 +594,25 @@ class SiteHook(ModelHook):
 
     def _unmerge(self, output: Any, last: bool) -> Any:
         unmerge = compiled.unmerge if torch.compiler.is_compiling() else SiteHook.unmerge
-        if not self.site.outputs:
-            return unmerge(self, output, 0, last, last, self.run.merged)
-        places = [place for place in self.site.outputs if place < len(output)]
-        whole = list(output)
-        for place in places:
-            done = last and place == places[-1]
-            whole[place] = unmerge(self, output[place], place, last, done, self.run.merged)
-        return tuple(whole)
+        sequences = self._returned(output, self.run.merged.sequence.shape[1])
+        whole = {}
+        for place, y in sequences.items():
+            done = last and len(whole) == len(sequences) - 1
+            whole[place] = unmerge(self, y, place, last, done, self.run.merged)
+        return with_parts(output, whole)
+
+    def _returned(self, output: Any, tokens: int) -> dict[int, Tensor]:
+        """What came back for tokens, by its place; there may be less of it than is declared, but not none."""
+        parts = output if isinstance(output, tuple) else (output,)
+        places = self.site.outputs or (0,)
+        sequences = {place: parts[place] for place in places if place < len(parts)}
+        for place, y in sequences.items() if sequences else [(places[0], None)]:
+            if not isinstance(y, Tensor) or y.ndim != 3 or y.shape[1] != tokens:
+                came = ", ".join(str(list(getattr(part, "shape", [type(part).__name__]))) for part in parts)
+                raise UnsupportedModelError(
+                    f"{self.place.name} returned {came}, and {tokens} tokens were expected at place {place}"
+                )
+        return sequences
 
     def unmerge(self, y: Tensor, place: int, last: bool, done: bool, merged: Merged) -> Tensor:
         """One of the outputs, whole again; behind the last site of a run in the image's order."""
@@ -634,12 +645,9 @@ class SiteHook(ModelHook):
         if not self.patch.pace.remembers or self.off or not any(self.place.ratios):
             return output
         remember = compiled.remember if torch.compiler.is_compiling() else SiteHook.remember
-        if not self.site.outputs:
-            return remember(self, output, 0, self.run.before)
-        return tuple(
-            remember(self, y, place, self.run.before) if place in self.site.outputs else y
-            for place, y in enumerate(output)
-        )
+        before = self.run.before
+        sequences = self._returned(output, before.shape[1])
+        return with_parts(output, {place: remember(self, y, place, before) for place, y in sequences.items()})
 
     def remember(self, y: Tensor, place: int, x: Tensor) -> Tensor:
         clock, around = self.patch.clock, self.around(x, in_order=True)
@@ -661,6 +669,13 @@ def with_picture(sequence: Tensor, around: tuple[int, int], tokens: Tensor) -> T
     if not before and not behind:
         return tokens
     return torch.cat([sequence[:, :before], tokens, sequence[:, sequence.shape[1] - behind :]], dim=1)
+
+
+def with_parts(output: Any, parts: dict[int, Tensor]) -> Any:
+    """What a module returned, a tensor or a tuple, with other parts."""
+    if not isinstance(output, tuple):
+        return parts[0]
+    return tuple(parts.get(place, part) for place, part in enumerate(output))
 
 
 def join_runs(hooks: list[SiteHook]) -> None:

@@ -70,7 +70,9 @@ def _blocks(model: nn.Module, family: Family) -> list[tuple[str, nn.Module, Bloc
     blocks = [
         (name, module, declared[type(module).__name__])
         for name, module in model.named_modules()
-        if type(module).__name__ in declared and not set(family.dense) & set(name.split("."))
+        if type(module).__name__ in declared
+        and not set(family.dense) & set(name.split("."))
+        and (not family.lists or name.rpartition(".")[0] in family.lists)
     ]
     if family.parts:
         blocks.sort(key=lambda found: family.parts.index(found[0].partition(".")[0]))

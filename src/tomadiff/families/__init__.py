@@ -23,7 +23,8 @@ def family_of(model: nn.Module) -> Family:
             return family
     supported = "\n  ".join(str(family) for family in FAMILIES)
     raise UnsupportedModelError(
-        f"{type(model).__name__} has no place where tomadiff can merge tokens. Supported are:\n  {supported}"
+        f"{type(model).__name__} is of no family that tomadiff knows. If it has transformer blocks, say "
+        f"where with sites=tomadiff.Sites(...); `tomadiff inspect` helps. Supported are:\n  {supported}"
     )
 
 

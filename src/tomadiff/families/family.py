@@ -81,6 +81,9 @@ class Family:
     level: Callable[[nn.Module, str], int] = lambda model, block: 1  # how far a block's grid is downsampled
     # first parts of the names of blocks, as they run, where that is not the order of the model's modules
     parts: tuple[str, ...] = ()
+    lists: tuple[
+        str, ...
+    ] = ()  # names of the lists that its blocks are in, where not all such blocks are meant
     # parts of the names of blocks that stay dense, since they attend to something else: to text, or over time
     dense: tuple[str, ...] = ()
     reads: Callable[[Call], bool] = lambda call: (
