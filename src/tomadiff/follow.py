@@ -82,6 +82,9 @@ class PerSample:
     def unsqueeze(self, axis: int) -> Tensor:
         return self.rows.unsqueeze(axis + 1)
 
+    def view(self, *shape: int) -> Tensor:
+        return self.rows.view(len(self.rows), *shape[1:])
+
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple, kwargs: Any = None) -> Tensor:
         x, table = args  # a product with a tensor, which comes first

@@ -233,7 +233,12 @@ class Patch:
         self, whole: Site, hook: SiteHook, parameters: list[str], block: nn.Module, args: tuple, kwargs: Call
     ) -> None:
         """Keep the picture's tokens that go into a block, for a site in it."""
-        sequence = (dict(zip(parameters, args)) | kwargs)[whole.tokens]
+        sequence = (dict(zip(parameters, args)) | kwargs).get(whole.tokens)
+        if sequence is None:
+            raise ConfigError(
+                f"method={self.config.method!r} matches the tokens that go into a block, which those of "
+                f'{type(block).__name__} have in another order: use method="toma"'
+            )
         self.block_input = picture(sequence, self.around(sequence, whole, hook.image))
 
     def around(self, sequence: Tensor, site: Site, tokens: int) -> tuple[int, int]:

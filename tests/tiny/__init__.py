@@ -11,6 +11,7 @@ and may say
 
     GRID, ODD  a grid of tokens, and one that regions don't divide, if not in two dimensions
     LEVELS     how far its blocks' grids are downsampled, if at all
+    REFUSES    methods that it can't have
     pipeline   a real pipeline around the model, where one runs without downloads, and
     request    its arguments for samples of these seeds
 """
@@ -43,6 +44,6 @@ def build(module: ModuleType) -> nn.Module:
     model = getattr(diffusers, module.MODEL)(**module.SETTINGS).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if not parameter.any():
+            if not parameter.any() or parameter.ndim == 3:  # stacks of experts come without values
                 parameter.normal_(std=0.2)
     return model

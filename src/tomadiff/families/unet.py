@@ -24,18 +24,21 @@ def level(unet: nn.Module, name: str) -> int:
 
 SELF: dict[str, Any] = {"mask": "attention_mask", "weigh_keys": weigh_by("attention_mask", axes=3)}
 
+
+def block(name: str) -> Block:
+    return Block(
+        name,
+        whole=Site("block", residual=True, features=normalised, **SELF),
+        modules=(Site("self", "attn1", **SELF), Site("cross", "attn2"), Site("mlp", "ff")),
+        keys=(Site("kv", "attn1", keys_argument="encoder_hidden_states", **SELF),),
+    )
+
+
 FAMILY = Family(
     name="unet",
-    covers="Stable Diffusion 1.x, 2.x, SDXL",
-    models=("UNet2DConditionModel",),
-    blocks=(
-        Block(
-            "BasicTransformerBlock",
-            whole=Site("block", residual=True, features=normalised, **SELF),
-            modules=(Site("self", "attn1", **SELF), Site("cross", "attn2"), Site("mlp", "ff")),
-            keys=(Site("kv", "attn1", keys_argument="encoder_hidden_states", **SELF),),
-        ),
-    ),
+    covers="Stable Diffusion 1.x, 2.x, SDXL, DreamLite",
+    models=("UNet2DConditionModel", "DreamLiteUNetModel"),
+    blocks=(block("BasicTransformerBlock"), block("BasicTransformerBlockDreamLite")),
     grid_from="sample",
     grid=lambda unet, sample: tuple(sample.shape[-2:]),
     level=level,

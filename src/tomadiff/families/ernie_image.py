@@ -1,0 +1,32 @@
+"""ERNIE-Image: single blocks, the text last. Between modules its tokens come before the samples, [S, B, C].
+
+So attention, which gets samples first, is all that can be merged.
+"""
+
+from __future__ import annotations
+
+from .family import Block, Family, Rows, Site
+from .parts import latent_grid, weigh_by
+
+FAMILY = Family(
+    name="ernie_image",
+    covers="ERNIE-Image",
+    models=("ErnieImageTransformer2DModel",),
+    blocks=(
+        Block(
+            "ErnieImageSharedAdaLNBlock",
+            modules=(
+                Site(
+                    "self",
+                    "self_attention",
+                    trail=True,
+                    rotary=(Rows("image_rotary_emb", axis=1, text_last=True),),
+                    follows=(Rows("attention_mask", axis=3, text_last=True),),
+                    weigh_keys=weigh_by("attention_mask"),
+                ),
+            ),
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=latent_grid,
+)

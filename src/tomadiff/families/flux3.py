@@ -1,0 +1,65 @@
+"""Flux.3: blocks for text, picture and references apart, then single blocks for all, modulated by token.
+
+References stay whole. Attention and MLP of single blocks run on text and image together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from . import sequence
+from .family import Block, Call, Family, Rows, Site
+from .flux import KEYS, ROTARY
+from .parts import modulated
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    shift, scale, _ = call["temb_mod"][:, :1].chunk(3, dim=-1)  # the picture comes first
+    return modulated(block.norm(call["hidden_states"]), shift, scale)
+
+
+def grid(model: nn.Module, ids: Tensor, references: Tensor | None) -> tuple[int, ...]:
+    return sequence.grid(model, ids)
+
+
+def others(model: nn.Module, ids: Tensor, references: Tensor | None) -> tuple[int, int]:
+    return 0, 0 if references is None else references.shape[-2]
+
+
+WHOLE: dict[str, Any] = {
+    "residual": True,
+    "features": normalised,
+    "rotary": ROTARY,
+    "follows": (Rows("temb_mod", axis=1),),
+}
+
+FAMILY = Family(
+    name="flux3",
+    covers="Flux.3",
+    models=("Flux3Transformer2DModel",),
+    blocks=(
+        Block(
+            "Flux3ModeTransformerBlock",
+            whole=Site("picture", **WHOLE),
+            modules=(Site("self", "attn", rotary=ROTARY), Site("mlp", "ff", tokens=None)),
+            keys=(Site("kv", "attn", rotary=ROTARY, keys_projections=KEYS),),
+            joined=True,
+        ),
+        Block(
+            "Flux3SingleTransformerBlock",
+            whole=Site("single", outputs=(1,), **WHOLE),
+            modules=(
+                Site("self", "attn", lead=True, rotary=ROTARY),
+                Site("mlp", "ff", tokens=None, lead=True),
+            ),
+            keys=(Site("kv", "attn", lead=True, rotary=ROTARY, keys_projections=KEYS),),
+            joined=True,
+        ),
+    ),
+    grid_from=("img_ids", "image_cond_ids"),
+    grid=grid,
+    others=others,
+    dense=("txt_mode_blocks", "image_cond"),
+)

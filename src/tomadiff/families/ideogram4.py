@@ -1,0 +1,48 @@
+"""Ideogram 4: single blocks; padding and text first, masks by pairs, rotary positions for each sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+from .flux import KEYS
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    scale = block.adaln_modulation(call["adaln_input"]).chunk(4, dim=-1)[0]
+    return block.attention_norm1(call["hidden_states"]) * (1 + scale)
+
+
+def grid(model: nn.Module, position_ids: Tensor) -> tuple[int, ...]:
+    """The picture comes last, and shares its first position with no text."""
+    ids = position_ids[0]
+    picture = ids[ids[:, 0] == ids[-1, 0]]
+    return tuple(int(side) + 1 for side in (picture[-1] - picture[0])[1:].tolist())
+
+
+ROTARY = (Rows("image_rotary_emb", axis=1),)
+QUERIES, TO_KEYS = Rows("attention_mask", axis=2), Rows("attention_mask", axis=3)
+SEQUENCE: dict[str, Any] = {"lead": True, "rotary": ROTARY, "follows": (QUERIES, TO_KEYS)}
+
+FAMILY = Family(
+    name="ideogram4",
+    covers="Ideogram 4",
+    models=("Ideogram4Transformer2DModel",),
+    blocks=(
+        Block(
+            "Ideogram4TransformerBlock",
+            whole=Site("single", residual=True, features=normalised, **SEQUENCE),
+            modules=(
+                Site("self", "attention", **SEQUENCE),
+                Site("mlp", "feed_forward", tokens=None, lead=True),
+            ),
+            keys=(
+                Site("kv", "attention", lead=True, rotary=ROTARY, follows=(TO_KEYS,), keys_projections=KEYS),
+            ),
+        ),
+    ),
+    grid_from="position_ids",
+    grid=grid,
+)

@@ -1,0 +1,48 @@
+"""JoyImage-Edit: joint blocks; the picture comes first, and references of its size, which stay whole, behind.
+
+It computes queries, keys and values in one product, so that keys and values alone can't be merged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+from .parts import latent_grid, modulated
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    shift, scale, *_ = block.img_mod(call["temb"])
+    return modulated(block.img_norm1(call["hidden_states"]), shift[:, None], scale[:, None])
+
+
+def grid(model: nn.Module, latent: Tensor) -> tuple[int, ...]:
+    frames, *sides = latent_grid(model, latent)
+    return tuple(sides) if frames == 1 else (frames, *sides)
+
+
+def others(model: nn.Module, latent: Tensor) -> tuple[int, int]:
+    """Of a latent for each picture, [B, n, C, T, H, W], the last is drawn; the model puts it first."""
+    frames, rows, columns = latent_grid(model, latent)
+    return 0, (latent.shape[1] - 1) * frames * rows * columns if latent.ndim == 6 else 0
+
+
+ROTARY: dict[str, Any] = {"outputs": (0,), "rotary": (Rows("image_rotary_emb", inside=(0,)),)}
+
+FAMILY = Family(
+    name="joy_image",
+    covers="JoyImage-Edit",
+    models=("JoyImageEditTransformer3DModel",),
+    blocks=(
+        Block(
+            "JoyImageTransformerBlock",
+            whole=Site("joint", residual=True, features=normalised, **ROTARY),
+            modules=(Site("self", "attn", **ROTARY), Site("mlp", "img_mlp")),
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=grid,
+    others=others,
+)

@@ -1,0 +1,45 @@
+"""Krea 2: single blocks with the text first, under a mask; rotary positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+from .flux import KEYS, ROTARY
+from .parts import modulated, weigh_by
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    scale, shift, *_ = (call["temb"].unflatten(-1, (6, -1)) + block.scale_shift_table).unbind(-2)
+    return modulated(block.norm1(call["hidden_states"]), shift, scale)
+
+
+def grid(model: nn.Module, position_ids: Tensor) -> tuple[int, ...]:
+    """By the last token, which is the picture's; the text's are at the origin."""
+    return tuple(int(place) + 1 for place in position_ids[-1, 1:].tolist())
+
+
+SEQUENCE: dict[str, Any] = {
+    "lead": True,
+    "rotary": ROTARY,
+    "follows": (Rows("attention_mask", axis=3),),
+    "weigh_keys": weigh_by("attention_mask"),
+}
+
+FAMILY = Family(
+    name="krea2",
+    covers="Krea 2",
+    models=("Krea2Transformer2DModel",),
+    blocks=(
+        Block(
+            "Krea2TransformerBlock",
+            whole=Site("single", residual=True, features=normalised, **SEQUENCE),
+            modules=(Site("self", "attn", **SEQUENCE), Site("mlp", "ff", lead=True)),
+            keys=(Site("kv", "attn", keys_projections=KEYS, **SEQUENCE),),
+        ),
+    ),
+    grid_from="position_ids",
+    grid=grid,
+)

@@ -1,0 +1,50 @@
+"""Nucleus-Image: Qwen-Image's positions, attention of image to image and text, experts that choose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .family import Block, Call, Family, Rows, Site
+from .flux import KEYS
+from .qwen_image import ROTARY
+
+
+def normalised(block: nn.Module, call: Call) -> Tensor:
+    scale = block.img_mod(call["temb"])[:, None].chunk(4, dim=-1)[0]
+    return block.pre_attn_norm(call["hidden_states"]) * (1 + scale)
+
+
+def grid(model: nn.Module, img_shapes: Any) -> tuple[int, ...]:
+    frames, rows, columns = img_shapes if isinstance(img_shapes, tuple) else img_shapes[0]
+    return (rows, columns) if frames == 1 else (frames, rows, columns)
+
+
+ATTENTION: dict[str, Any] = ROTARY | {"follows": (Rows("attention_mask", axis=1, text_last=True),)}
+
+FAMILY = Family(
+    name="nucleus_image",
+    covers="Nucleus-Image",
+    models=("NucleusMoEImageTransformer2DModel",),
+    blocks=(
+        Block(
+            "NucleusMoEImageTransformerBlock",
+            whole=Site(
+                "block",
+                residual=True,
+                features=normalised,
+                follows=(Rows("attention_kwargs.attention_mask", axis=1, text_last=True),),
+                **ROTARY,
+            ),
+            modules=(
+                Site("self", "attn", **ATTENTION),
+                # experts choose by tokens before modulation
+                Site("mlp", "img_mlp", tokens=None, also=("hidden_states_unmodulated",)),
+            ),
+            keys=(Site("kv", "attn", keys_projections=KEYS, **ATTENTION),),
+        ),
+    ),
+    grid_from="img_shapes",
+    grid=grid,
+)
