@@ -17,6 +17,7 @@ from tomadiff.generate import Request, check_writable, draw, save
 from tomadiff.load import DTYPES, load
 from tomadiff.maps import Recorder
 from tomadiff.quality import command as evaluation
+from tomadiff.quality import tune
 from tomadiff.settings import load as load_settings
 from tomadiff.ui import command as page
 from tomadiff.viz import beside, merge_map
@@ -77,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_arguments(command("bench", bench.run, "measure who is faster, and by how much"))
     evaluation.add_arguments(command("eval", evaluation.run, "measure what merging does to pictures"))
     page.add_arguments(command("ui", page.run, "show what merging does, in the browser"))
+    tune.add_arguments(command("tune", tune.run, "find the fastest settings within a budget of fidelity"))
     command("families", families, "list the supported architectures")
     return root
 

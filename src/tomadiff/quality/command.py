@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from ..demo.embedded import EMBEDDED
-from ..families import family_of
+from ..families import Family, family_of
 from ..files import write_whole
 from ..hook import denoiser
 from ..load import DTYPES, check_device, load
@@ -23,7 +23,7 @@ from ..named import CACHES, DENSE, NAMES, OURS, pairs
 from . import scores, summary
 from .engines import local
 from .engines import ray as ray_engine
-from .job import REFERENCE, Drawing, Job, Work
+from .job import REFERENCE, Drawing, Job, Way, Work
 from .prompts import load_prompts
 from .resolved import resolved
 from .store import Row, Store
@@ -49,25 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on in a folder that has an evaluation in it"
     )
-    parser.add_argument(
-        "--model",
-        default=next(iter(EMBEDDED)),
-        help=f"{', '.join(EMBEDDED)}, a folder or a hub id (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--prompts",
-        help="imagenet, gemrec, embedded, or a .txt, .csv or .jsonl file (default: embedded for the embedded "
-        "models, else imagenet)",
-    )
-    parser.add_argument(
-        "--limit",
-        type=int,
-        help="only so many prompts: the first of a file, evenly spaced ones of imagenet, gemrec and "
-        "embedded, which are sorted by kind",
-    )
-    parser.add_argument(
-        "--seeds", type=int, help="pictures for each prompt, with seeds 0, 1, ... (default: 1)"
-    )
+    add_drawing_arguments(parser)
     parser.add_argument(
         "--methods",
         nargs="+",
@@ -84,12 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics", nargs="+", choices=list(summary.METRICS), help="default: all that can be had"
     )
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="in pixels")
-    parser.add_argument("--guidance", type=float)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
-    parser.add_argument("--threads", type=int, help="of the CPU, for each worker")
     models = parser.add_argument_group("models of the metrics")
     models.add_argument("--clip-model", help="hub id or folder")
     models.add_argument("--dino-model", help="hub id or folder")
@@ -112,6 +88,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=ray_engine.Cluster.patience,
         help="seconds to wait for a worker to get ready (default: %(default)g)",
     )
+
+
+def add_drawing_arguments(
+    parser: argparse.ArgumentParser, limit: int | None = None, seeds: int | None = None
+) -> None:
+    """What to draw, and with what."""
+    parser.add_argument(
+        "--model",
+        default=next(iter(EMBEDDED)),
+        help=f"{', '.join(EMBEDDED)}, a folder or a hub id (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompts",
+        help="imagenet, gemrec, embedded, or a .txt, .csv or .jsonl file (default: embedded for the embedded "
+        "models, else imagenet)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=limit,
+        help="only so many prompts: the first of a file, evenly spaced ones of imagenet, gemrec and "
+        f"embedded, which are sorted by kind (default: {limit or 'all'})",
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=seeds, help="pictures for each prompt, with seeds 0, 1, ... (default: 1)"
+    )
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="in pixels")
+    parser.add_argument("--guidance", type=float)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
+    parser.add_argument("--threads", type=int, help="of the CPU, for each worker")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -143,12 +151,8 @@ def settle(args: argparse.Namespace) -> None:
     for name, value in (USUAL | PROTOCOLS.get(args.protocol, {})).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    if args.prompts is None:
-        args.prompts = "embedded" if args.model in EMBEDDED else "imagenet"
-    for name in ("seeds", "limit", "threads", "workers", "steps"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} {value} must be at least 1")
+    default_prompts(args)
+    check_counts(args)
     if args.engine == "ray":
         ray_engine.check(args.address)
         check_gpus(args.device, args.gpus_per_worker)
@@ -156,6 +160,18 @@ def settle(args: argparse.Namespace) -> None:
         raise ValueError("--address, --workers and --gpus-per-worker are for --engine ray")
     else:
         check_device(args.device)
+
+
+def default_prompts(args: argparse.Namespace) -> None:
+    if args.prompts is None:
+        args.prompts = "embedded" if args.model in EMBEDDED else "imagenet"
+
+
+def check_counts(args: argparse.Namespace) -> None:
+    for name in ("seeds", "limit", "threads", "workers", "steps"):
+        value = getattr(args, name, None)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} {value} must be at least 1")
 
 
 def check_gpus(device: str, gpus_per_worker: float) -> None:
@@ -176,7 +192,11 @@ def make_job(args: argparse.Namespace) -> Job:
     ways, left_out = pairs([w for w in args.methods or [OURS] if w != DENSE], args.ratio, family)
     for line in left_out:
         print(line, file=sys.stderr)
-    ways = [REFERENCE, *ways]
+    return job_of(args, [REFERENCE, *ways], family)
+
+
+def job_of(args: argparse.Namespace, ways: Sequence[Way], family: Family | None) -> Job:
+    """Dense pictures are of any family."""
     return Job(
         model=args.model,
         ways=tuple(ways),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import uuid
+import warnings
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -83,8 +84,11 @@ class Painter:
         job = self.job
         request = Request(work.prompt, work.seed, job.steps, job.size, job.guidance)
         if way not in self.warm:  # whoever goes first pays for warming up
-            with switched_on(self.pipe, *way):
-                draw(self.pipe, Request(work.prompt, work.seed, 1, job.size, job.guidance))
+            with switched_on(self.pipe, *way), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the picture itself will tell
+                draw(
+                    self.pipe, Request(work.prompt, work.seed, 2, job.size, job.guidance)
+                )  # one may be dense
             self.warm.add(way)
         torch.manual_seed(work.seed)  # for ways that draw random numbers of their own, as tomesd does
         with switched_on(self.pipe, *way):  # anew: nothing of the warm-up may be left

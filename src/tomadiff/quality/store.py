@@ -27,11 +27,7 @@ class Store:
         self.folder, self.job = folder, job
         self.rows: dict[Key, Row] = {}
         self.damaged: list[str] = []
-        found = read_rows(folder / "rows.jsonl")
-        if found and not resume:
-            raise ValueError(
-                f"{folder} has an evaluation in it: add --resume to go on, or take another folder"
-            )
+        found = check_free(folder, resume)
         self._write_about(_joined(folder, job.to_dict()) if found else job.to_dict())
         self._take_over(found)
 
@@ -88,6 +84,14 @@ class Store:
         # one row for each picture that is there, and no half line at the end
         lines = "".join(json.dumps(row) + "\n" for row in self.rows.values())
         write_whole(self.folder / "rows.jsonl", lambda path: path.write_text(lines))
+
+
+def check_free(folder: Path, resume: bool) -> list[Row]:
+    """The rows that are there to resume."""
+    found = read_rows(folder / "rows.jsonl")
+    if found and not resume:
+        raise ValueError(f"{folder} has an evaluation in it: add --resume to go on, or take another folder")
+    return found
 
 
 def _cases(prompts: Sequence[str], seeds: Iterable[int]) -> Iterator[tuple[str, int]]:

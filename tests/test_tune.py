@@ -1,0 +1,162 @@
+"""`tomadiff tune`: what it chooses, why, and that nothing that was drawn is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipelines import denoiser, make
+
+import tomadiff
+from tomadiff import settings
+from tomadiff.cli import main
+from tomadiff.families import family_of
+from tomadiff.generate import Request, draw
+from tomadiff.load import load
+from tomadiff.quality import tune
+from tomadiff.quality.job import REFERENCE, Painter, encode
+from tomadiff.quality.store import read_rows
+
+SMALL = [
+    "tune",
+    "--model",
+    "emoji-unet",
+    "--size",
+    "32",
+    "32",
+    "--steps",
+    "2",
+    "--threads",
+    "1",
+    "--limit",
+    "2",
+]
+BUDGET = {"psnr": 30.0}
+
+
+def line(way: str, speedup: float | None, psnr: float, pictures: int = 8) -> dict[str, Any]:
+    found = {"way": way, "ratio": 0.5, "speedup": speedup, "pictures": pictures, "psnr_worst": psnr - 1}
+    return found | {"psnr": psnr, "ssim": psnr / 100}
+
+
+LINES = [line("a", 1.2, 40), line("b", 1.5, 31), line("c", 1.9, 29), line("d", 1.01, 50), line("e", None, 45)]
+
+
+def test_the_fastest_within_the_budget_is_chosen_with_reasons() -> None:
+    best = tune.chosen(LINES, BUDGET, 8)
+    assert best["way"] == "b"
+    assert tune.chosen(LINES, {"psnr": 30.0, "ssim": 0.35}, 8)["way"] == "a", "both have to be met"
+    chosen, faster = tune.reasons(LINES, BUDGET, best)
+    assert (
+        "b at 0.5 (1.50x, PSNR 31.0 dB" in chosen
+        and "of 5 settings, the fastest that keeps PSNR 30" in chosen
+    )
+    assert "c at 0.5 (1.90x" in faster
+
+
+def test_only_what_drew_every_picture_is_chosen() -> None:
+    assert tune.chosen([line("a", 1.2, 40), line("b", 1.5, 35, pictures=2)], BUDGET, 8)["way"] == "a"
+
+
+def test_where_nothing_is_good_enough_it_says_what_came_closest() -> None:
+    assert tune.chosen(LINES, {"psnr": 48.0}, 8) is None, "what saves 1% is not faster"
+    (told,) = tune.reasons(LINES, {"psnr": 48.0}, None)
+    assert "nothing that keeps PSNR 48 is faster than dense" in told and "d at 0.5 (1.01x" in told
+    (told,) = tune.reasons(LINES, {"psnr": 60.0}, None)
+    assert "nothing of 5 settings keeps PSNR 60; the closest is d at 0.5" in told
+
+
+def test_the_better_half_goes_on_and_the_safest_with_it() -> None:
+    lines = [dict(line("dense", 1.0, 0), ratio=0.0), *LINES, line("f", 1.4, 32), line("g", 1.3, 33)]
+    assert (lines[0]["way"], lines[0]["ratio"]) == REFERENCE
+    kept = [way for way, _ in tune.best_half(lines, BUDGET)]
+    assert kept == ["b", "f", "g", "a"], "of those that gain, a is the closest"
+    kept = [way for way, _ in tune.best_half(LINES[:4], BUDGET)]
+    assert kept == ["b", "a"]
+
+
+def test_settings_that_a_model_can_not_honour_are_no_candidates() -> None:
+    def found(name: str) -> list[tomadiff.Config]:
+        model = denoiser(make(name))
+        return tune.candidates(model, family_of(model))
+
+    assert any(config.ratio == {2: 0.75, 4: 0.25} for config in found("sdxl"))
+    sd3, flux = found("sd3"), found("flux")
+    assert not any(config.weigh_keys for config in sd3) and any(config.weigh_keys for config in flux)
+    assert all(isinstance(config.ratio, float) for config in sd3), "one level only"
+    assert len(flux) > 10
+
+
+def test_the_command_writes_settings_that_draw_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Interrupted once; then it goes on, and draws nothing twice but the prompt that was under way."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tune, "WORTH", 0.0)  # times are anybody's guess here
+    few = [tomadiff.Config(ratio=ratio, remember=False) for ratio in (0.25, 0.5, {1: 0.5}, 0.75)]
+    monkeypatch.setattr(tune, "candidates", lambda model, family: few)
+    drawn: list[tuple[str, str]] = []
+    paint, stop_at = Painter.draw, [6]  # dense and four in the first prompt, one in the second
+
+    def counted(self: Painter, work: Any, way: Any) -> Any:
+        if len(drawn) == stop_at[0]:
+            raise KeyboardInterrupt
+        drawn.append((work.prompt, tune.label(*way)))
+        return paint(self, work, way)
+
+    monkeypatch.setattr(Painter, "draw", counted)
+    assert main([*SMALL, "--psnr", "25"]) == 130
+    assert "--resume goes on" in capsys.readouterr().err and not Path("settings.json").exists()
+    assert main([*SMALL, "--psnr", "25"]) == 2
+    assert "add --resume" in capsys.readouterr().err
+    before, stop_at[0] = len(drawn), -1
+    assert main([*SMALL, "--psnr", "25", "--resume"]) == 0
+    first, second = dict.fromkeys(prompt for prompt, _ in drawn)
+    assert {prompt for prompt, _ in drawn[before:]} == {second}, "the first was finished"
+    assert "Chosen is tomadiff" in capsys.readouterr().out
+    found = settings.load("settings.json")
+    assert found.notes["measured"]["psnr"] >= 25 and found.notes["measured"]["pictures"] == 2
+    assert found.notes["budget"] == {"psnr": 25.0} and found.notes["model"] == "emoji-unet"
+    pipe = tomadiff.apply(load("emoji-unet"), "settings.json")
+    picture, _ = draw(pipe, Request(first, 0, 2, (32, 32)))
+    pictures = [row for row in read_rows(Path("tuning/rows.jsonl")) if row["prompt"] == first]
+    same = [row for row in pictures if (Path("tuning") / row["file"]).read_bytes() == encode(picture)]
+    configs = [tune.configuration(row["way"], row["ratio"], family_of(pipe.unet)) for row in same]
+    assert configs == [found.config]
+
+
+def test_a_budget_that_nothing_meets_writes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = [tomadiff.Config(ratio=0.75, remember=False), tomadiff.Config(ratio=0.5, remember=False)]
+    monkeypatch.setattr(tune, "candidates", lambda model, family: few)
+    assert main([*SMALL, "--psnr", "90", "--ssim", "0.9999"]) == 1
+    told = capsys.readouterr().out
+    assert "No settings are written: nothing of 2 settings keeps PSNR 90 and SSIM 0.9999" in told
+    assert not Path("settings.json").exists()
+    assert json.loads(Path("tuning/job.json").read_text())["model"] == "emoji-unet"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "--psnr 35, or --ssim 0.95"),
+        (["--psnr", "0"], "above 0"),
+        (["--psnr", "100"], "below 100"),
+        (["--ssim", "1"], "below 1"),
+        (["--psnr", "30", "-o", "missing/x.json"], "can't write"),
+        (["--psnr", "30", "--limit", "0"], "at least 1"),
+        (["--psnr", "30", "--prompts", "nobody"], "no prompts called"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_told_at_once(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL, *arguments]) == 2
+    assert says in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
