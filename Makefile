@@ -12,8 +12,8 @@ test: $(VENV)/ready lint browser
 	$(RUN)/python -m pytest
 
 lint: $(VENV)/ready
-	$(RUN)/ruff check src tests
-	$(RUN)/ruff format --check src tests
+	$(RUN)/ruff check src tests examples
+	$(RUN)/ruff format --check src tests examples
 
 # The tests of the page run in a real browser. Where there is none and root may install one, do; else they are skipped.
 CHROMIUM := DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core
