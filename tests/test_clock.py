@@ -60,6 +60,18 @@ def test_calls_at_the_same_time_belong_to_one_step() -> None:
     assert ticks(Clock(), times) == [(1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1), (2, 0, 0)]
 
 
+def test_another_image_at_the_same_time_is_another_generation() -> None:
+    """Of a bare model. Guidance asks about one image twice, now and then in batches of other sizes."""
+    noise, other = torch.randn(2, 3, 4).unbind()
+    samples = [noise, noise.clone(), torch.cat([noise, noise]), other, other]
+    clock, seen = Clock(), []
+    with torch.no_grad():
+        for sample in samples:
+            clock.tick(torch.tensor([900.0]), sample)
+            seen.append((clock.generation, clock.call))
+    assert seen == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
+
+
 def test_a_new_table_of_the_pipelines_scheduler_starts_a_generation() -> None:
     """Also with one step, where time never goes back."""
     pipeline = Pipeline()

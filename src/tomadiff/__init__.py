@@ -62,6 +62,7 @@ def remove(target: Target) -> Target:
     """Take merging off again, exactly; nothing happens where there is none. Returns the target."""
     for patch in _patches(target):
         hook.detach(patch)
+        patch.forget()  # hooks and modules hold each other: its tensors would stay until these are collected
     return target
 
 
@@ -82,7 +83,6 @@ def merged(
     finally:
         remove(target)
         for patch in before:
-            patch.clock.forget()
             hook.attach(patch)
 
 

@@ -1,8 +1,8 @@
 """Which generation, which step, which call of the step: told by a model's arguments, without a device sync.
 
 Nobody tells a model these things. But a pipeline's scheduler makes a new table of timesteps for each
-generation, within one time only goes forward, and calls at the same time (guidance that runs prompt and
-negative prompt apart) belong to one step, in a fixed order.
+generation, within one time only goes forward, and calls at the same time about the same image (guidance that
+runs prompt and negative prompt apart) belong to one step, in a fixed order.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class Clock:
         # the scheduler's timesteps and the last one seen: while they are held, others have other addresses
         self._table: Tensor | None = None
         self._last: Tensor | float | None = None
+        self._sample: Any = None  # the last one seen of a bare model
 
-    def tick(self, timestep: Tensor | float | None) -> None:
-        """Take note of one call of the model; one that isn't told the time is a step of its own."""
+    def tick(self, timestep: Tensor | float | None, sample: Any = None) -> None:
+        """Take note of one call of the model, about noisy images; one that isn't told the time is a step."""
         self._scheduler = scheduler = getattr(self._pipeline(), "scheduler", self._scheduler)
         table = getattr(scheduler, "timesteps", None)
         before = self._time
@@ -46,7 +47,10 @@ class Clock:
         anew |= timestep is None and table is None
         self._table, self._last, self._time = table, timestep, now
         anew = anew or now.source != before.source or now.value < before.value
-        if anew or (now == before and self.call + 1 == MOST_CALLS):
+        if not anew and now == before:
+            anew = self.call + 1 == MOST_CALLS or not _same_image(sample, self._sample)
+        self._sample = sample if table is None and now.source == "value" else None
+        if anew:
             self.generation, self.step, self.call = self.generation + 1, 0, 0
         elif now == before:
             self.call += 1
@@ -55,7 +59,7 @@ class Clock:
 
     def forget(self) -> None:
         """Whatever comes next is a new generation."""
-        self._time = None
+        self._time = self._table = self._last = self._sample = None
 
     def steps(self) -> int | None:
         """How many steps this generation has, if there is a scheduler to tell; some skip the first ones."""
@@ -88,3 +92,11 @@ def _read(timestep: Tensor | float, scheduler: Any, forward: int) -> Time:
     # (frames, or tokens, may have timesteps of their own, not all of which go forward at every step)
     value = timestep.float().mean() if timestep.ndim > 1 else timestep.flatten()[0]
     return Time("value", forward * float(value))
+
+
+def _same_image(sample: Any, last: Any) -> bool:
+    """Guidance asks twice about one image; a generation that starts where the last one did, about another."""
+    if sample is last or not (isinstance(sample, Tensor) and isinstance(last, Tensor)):
+        return True
+    # of batches, the first: some guidance asks about prompt and negative prompt together, then about one more
+    return sample.shape[1:] == last.shape[1:] and torch.equal(sample[0], last[0].to(sample))

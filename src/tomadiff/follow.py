@@ -35,31 +35,37 @@ def follow(
 
     destinations: [B, K], of so many tokens; `others` are those of other pictures, before and behind.
     """
-
-    def followed(table: Any) -> Any:
-        if isinstance(table, (tuple, list)):
-            return tuple(followed(part) for part in table)
-        if not isinstance(table, Tensor) or rows.ndim not in (None, table.ndim):
-            return table  # of another shape, or it has followed already
-        if table.shape[rows.axis] == 1:
-            return table
-        before, behind = others if table.shape[rows.axis] > tokens else (0, 0)
-        text = table.shape[rows.axis] - tokens - before - behind
-        if text < 0:
-            raise UnsupportedModelError(
-                f"{rows.argument} of shape {list(table.shape)} has fewer entries than there are tokens, "
-                f"{tokens}: these can't be merged with it"
-            )
-        merged: Tensor | PerSample = destination_rows(
-            destinations, tokens, table, rows.axis, before if rows.text_last else before + text
-        )
-        if rows.axis == 0:
-            merged = merged[0] if len(merged) == 1 else PerSample(merged)
-        return PerLength(table, merged) if keys_only else merged
-
+    how = (others, keys_only)
     if not rows.inside:
-        return followed(argument)
-    return tuple(followed(part) if place in rows.inside else part for place, part in enumerate(argument))
+        return _followed(destinations, tokens, rows, argument, *how)
+    return tuple(
+        _followed(destinations, tokens, rows, part, *how) if place in rows.inside else part
+        for place, part in enumerate(argument)
+    )
+
+
+def _followed(
+    destinations: Tensor, tokens: int, rows: Rows, table: Any, others: tuple[int, int], keys_only: bool
+) -> Any:
+    if isinstance(table, (tuple, list)):
+        return tuple(_followed(destinations, tokens, rows, part, others, keys_only) for part in table)
+    if not isinstance(table, Tensor) or rows.ndim not in (None, table.ndim):
+        return table  # of another shape, or it has followed already
+    if table.shape[rows.axis] == 1:
+        return table
+    before, behind = others if table.shape[rows.axis] > tokens else (0, 0)
+    text = table.shape[rows.axis] - tokens - before - behind
+    if text < 0:
+        raise UnsupportedModelError(
+            f"{rows.argument} of shape {list(table.shape)} has fewer entries than there are tokens, "
+            f"{tokens}: these can't be merged with it"
+        )
+    merged: Tensor | PerSample = destination_rows(
+        destinations, tokens, table, rows.axis, before if rows.text_last else before + text
+    )
+    if rows.axis == 0:
+        merged = merged[0] if len(merged) == 1 else PerSample(merged)
+    return PerLength(table, merged) if keys_only else merged
 
 
 class PerSample:

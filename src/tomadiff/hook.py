@@ -7,6 +7,7 @@ import copy
 import functools
 import inspect
 import math
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -136,6 +137,8 @@ class Patch:
         self._grid: tuple[list[Any] | None, tuple[int, ...]] = (None, ())
         self.others = (0, 0)  # tokens of other pictures, before and behind those of the one that is drawn
         self._start = 0.0
+        self._caller: threading.Thread | None = None  # while it is in the model
+        self._door = threading.Lock()
 
     @torch.compiler.disable
     def before_model(self, model: nn.Module, args: tuple, kwargs: Call) -> None:
@@ -143,10 +146,12 @@ class Patch:
         call = dict(zip(self.parameters, args)) | kwargs
         generation = self.clock.generation
         if self.trial is None:
+            self._enter()
             self.model_calls += 1
-            self.clock.tick(call.get(self.family.time))
+            self.clock.tick(call.get(self.family.time), call.get(self.parameters[0]))
         if self.clock.generation != generation:
             self.plans.clear()
+            self._lengths.clear()
             for hook in self.sites:
                 hook.memories.clear()
         self.followed.clear()
@@ -183,6 +188,30 @@ class Patch:
             self._foretell(hook)
             hook.check_attention()
         self._start = time.perf_counter()
+
+    def _enter(self) -> None:
+        """Plans, runs and memories are for one call at a time."""
+        with self._door:
+            me, other = threading.current_thread(), self._caller
+            if other is not None and other is not me and other.is_alive():
+                raise ConfigError(
+                    f"{me.name} called this model in the middle of a call by {other.name}, and merging can "
+                    "do one at a time: take turns, or give each thread a copy.deepcopy of the pipeline. (If "
+                    "nothing else runs, that call was interrupted: tomadiff.apply again.)"
+                )
+            self._caller = me
+        if other is not None:
+            self.forget()  # an interrupt ended the last call on the way
+
+    def forget(self) -> None:
+        """Let go of all tensors; whatever comes next is a new generation."""
+        self.clock.forget()
+        self.plans.clear()
+        self.followed.clear()
+        self._grid = (None, ())
+        for hook in self.sites:
+            hook.memories.clear()
+            hook.run.clear()
 
     def _choose(self, call: Call) -> None:
         """The ratio of each site in this call."""
@@ -251,8 +280,15 @@ class Patch:
 
     @torch.compiler.disable
     def after_model(self, model: nn.Module, args: tuple, output: Any) -> None:
-        self.seconds["model"] += time.perf_counter() - self._start
+        if self._caller is not threading.current_thread():
+            return  # this call was refused, in the middle of another
         self.block_input = None
+        if self.trial is None:
+            self._caller = None
+        if output is None:  # an exception ended the call on the way: nobody goes on from here
+            self.forget()
+            return
+        self.seconds["model"] += time.perf_counter() - self._start
         for hook in self.sites:
             if hook.ran:
                 hook.count()
@@ -724,7 +760,7 @@ def attach(patch: Patch) -> None:
     # the model itself is watched by torch's hooks: offloading replaces its forward after every generation
     patch.handles = [
         patch.model.register_forward_pre_hook(patch.before_model, with_kwargs=True),
-        patch.model.register_forward_hook(patch.after_model),
+        patch.model.register_forward_hook(patch.after_model, always_call=True),
     ]
     if patch.from_input:
         # whole blocks see their input themselves

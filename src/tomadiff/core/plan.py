@@ -122,5 +122,10 @@ def merging_matrix(assignment: Tensor) -> Tensor:
 
 
 def unmerging_matrix(assignment: Tensor, merging: Tensor, how: str) -> Tensor:
-    """A^T ("transpose"), which is the pseudo-inverse of M if A is sharp, or the pseudo-inverse ("pinv")."""
-    return torch.linalg.pinv(merging) if how == "pinv" else assignment.transpose(1, 2)
+    """A^T ("transpose"), which is the pseudo-inverse of M if A is sharp, or the pseudo-inverse ("pinv").
+
+    Of regions with a NaN in them there is none, and asking for it is an error, for all other regions too.
+    """
+    if how == "transpose":
+        return assignment.transpose(1, 2)
+    return torch.linalg.pinv(merging.nan_to_num())

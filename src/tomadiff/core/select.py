@@ -28,7 +28,7 @@ def facility_location(similarity: Tensor, k: int, real: Tensor | None = None) ->
     groups, n, _ = similarity.shape
     cover = similarity.new_empty(groups, n, n + 1)
     torch.sub(similarity, 1, out=cover[..., :n])
-    cover[..., n] = torch.arange(n, device=similarity.device) * -TIE
+    cover[..., n] = torch.arange(n, dtype=similarity.dtype, device=similarity.device) * -TIE
     if real is not None:
         cover[..., n].masked_fill_(~real, CHOSEN)
         cover[..., :n].masked_fill_(~real[:, None, :], 0)  # nobody gains by covering padding

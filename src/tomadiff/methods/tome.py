@@ -26,7 +26,7 @@ class Matching:
 
     def merge(self, x: Tensor) -> Tensor:
         """The plain mean of the tokens that went to a place, summed in fp32."""
-        sums = torch.zeros(self.destinations.numel(), x.shape[-1], device=x.device)
+        sums = torch.zeros(self.destinations.numel(), x.shape[-1], dtype=torch.float32, device=x.device)
         sums.index_add_(0, _rows(self.joined, self.destinations.shape[1]), x.flatten(0, 1).float())
         return sums.view(*self.destinations.shape, -1).div_(self.sizes()[..., None]).to(x.dtype)
 
@@ -41,7 +41,7 @@ class Matching:
 
     def sizes(self) -> Tensor:
         """[B, K] how many tokens went to each place."""
-        sizes = torch.zeros(self.destinations.shape, device=self.joined.device)
+        sizes = torch.zeros(self.destinations.shape, dtype=torch.float32, device=self.joined.device)
         return sizes.scatter_add_(1, self.joined, torch.ones_like(self.joined, dtype=sizes.dtype))
 
 
