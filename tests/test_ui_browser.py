@@ -381,8 +381,8 @@ def test_screenshots(look: str, request: pytest.FixtureRequest) -> None:
 
     def shoot(name: str) -> None:
         page.mouse.move(0, 0)
-        page.wait_for_load_state("networkidle")
-        page.wait_for_timeout(400)
+        page.wait_for_function("[...document.images].every(image => image.complete)")
+        page.wait_for_timeout(500)
         page.screenshot(path=Path(folder) / f"ui-{name}-{look}.png", **whole)
 
     generate(page, steps=24)

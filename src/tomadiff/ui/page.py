@@ -284,7 +284,7 @@ class Page:
                 elem_id="sweep-ratios",
             )
             self.sweep_ways = gr.CheckboxGroup(
-                [("the settings at the left", ""), *((ABOUT_WAYS.get(way, way), way) for way in WAYS)],
+                [("the form's settings", ""), *((ABOUT_WAYS.get(way, way), way) for way in WAYS)],
                 value=[WAYS[0], "tome"],
                 label="Methods",
                 elem_id="sweep-methods",
@@ -308,13 +308,13 @@ class Page:
         )
         self.left_out = gr.Markdown(elem_id="left-out")
         with gr.Row(visible=False, elem_id="exports") as self.take_away:
-            self.sheet_file = gr.DownloadButton("Contact sheet, PNG", elem_id="sheet-file")
+            self.sheet_file = gr.DownloadButton("Sheet, PNG", elem_id="sheet-file")
             self.plot_file = gr.DownloadButton("Plot, PNG", elem_id="plot-file")
-            self.cell = gr.Dropdown([], label="Settings of", elem_id="cell")
+            self.cell = gr.Dropdown([], label="Settings of", scale=2, elem_id="cell")
             self.settings_file = gr.DownloadButton("Settings, JSON", elem_id="settings-file")
 
     def code_tab(self) -> None:
-        gr.Markdown("The lines that make the merged picture with the settings at the left.")
+        gr.Markdown("The lines that make the merged picture, for the form as it is.")
         self.code = gr.Code(
             language="python",
             label="Python",
@@ -323,8 +323,8 @@ class Page:
             elem_id="python",
         )
         gr.Markdown(
-            "The same as a settings file: `tomadiff.apply(pipe, 'settings.json')` takes it, and so does "
-            "`--settings settings.json` of every command."
+            "The same as a settings file, which `tomadiff.apply(pipe, 'settings.json')` and "
+            "`tomadiff generate --settings settings.json` take."
         )
         self.settings_text = gr.Code(
             language="json",

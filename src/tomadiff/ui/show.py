@@ -76,9 +76,12 @@ def about_map(mapped: MergeMap, steps: int, token: int | None) -> str:
     else:
         owner = mapped.owners[token].item()
         others = sizes[owner] - 1
-        where = "is a destination itself" if owner == token else f"went to {_place(owner, mapped)}"
-        company = f"{others} other{'s' if others != 1 else ''}" if others else "nobody else"
-        lines.append(f"**The token at {_place(token, mapped)}** {where}, together with {company}.")
+        company = f"{others} other{'s' if others != 1 else ''}" if others else "no other"
+        if owner == token:
+            where = f"is a destination, to which {company} went."
+        else:
+            where = f"went to {_place(owner, mapped)}; that group has {others + 1} tokens."
+        lines.append(f"**The token at {_place(token, mapped)}** {where}")
     return "\n\n".join(lines)
 
 
