@@ -8,13 +8,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from diffusers import AutoModel
+
 import tomadiff
+from tomadiff import made_up
 from tomadiff.bench import command as bench
+from tomadiff.bench.models import PROMPT, first_call
 from tomadiff.config import CHOICES, PRESETS
 from tomadiff.demo import show
 from tomadiff.demo.embedded import EMBEDDED
 from tomadiff.generate import Request, check_writable, draw, save
-from tomadiff.load import DTYPES, load
+from tomadiff.hook import denoiser
+from tomadiff.inspection import inspect_call
+from tomadiff.load import DTYPES, check_device, load
 from tomadiff.maps import Recorder
 from tomadiff.quality import command as evaluation
 from tomadiff.quality import tune
@@ -79,6 +86,21 @@ def parser() -> argparse.ArgumentParser:
     evaluation.add_arguments(command("eval", evaluation.run, "measure what merging does to pictures"))
     page.add_arguments(command("ui", page.run, "show what merging does, in the browser"))
     tune.add_arguments(command("tune", tune.run, "find the fastest settings within a budget of fidelity"))
+    inspecting = command("inspect", inspect, "show where a model spends its time, and how to merge there")
+    inspecting.add_argument(
+        "model",
+        help=f"{', '.join(EMBEDDED)}, a folder, a hub id, or the name of a class of diffusers, which is made "
+        "with random weights",
+    )
+    inspecting.add_argument(
+        "--depth",
+        type=int,
+        default=2,
+        help="of a class: blocks in a list, 0 for all (default: %(default)s)",
+    )
+    inspecting.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of a pipeline: in pixels")
+    inspecting.add_argument("--device", default="cpu")
+    inspecting.add_argument("--dtype", choices=list(DTYPES), default="fp32")
     command("families", families, "list the supported architectures")
     return root
 
@@ -166,6 +188,32 @@ def map_merges(args: argparse.Namespace) -> None:
 def families(args: argparse.Namespace) -> None:
     """List the supported architectures."""
     print(*tomadiff.families(), sep="\n")
+
+
+def inspect(args: argparse.Namespace) -> None:
+    """List a model's blocks that are alike, with their tokens and shares of time, measured in one call.
+
+    Says which family the model is of, or how to merge in it as it is.
+    """
+    check_device(args.device)
+    dtype = DTYPES[args.dtype]
+    if (Path(args.model) / "config.json").exists():  # a model alone
+        model = AutoModel.from_pretrained(args.model, dtype=dtype).to(args.device)
+        print(inspect_call(model, **made_up.arguments(model)))
+        return
+    if not made_up.is_class(args.model):
+        pipe = load(args.model, args.device, args.dtype)
+        size = {"height": args.size[0], "width": args.size[1]} if args.size else {}
+        call, named = first_call(pipe, {"prompt": PROMPT, **size})
+        model = denoiser(pipe)[0]
+        with torch.no_grad():
+            model(*call, **named)  # the first call pays for warming up
+        print(inspect_call(model, *call, **named))
+        return
+    model = made_up.build(args.model, args.depth, dtype, args.device)
+    inspection = inspect_call(model, **made_up.arguments(model))
+    inspection.deepen(made_up.build(args.model, 0, dtype, "meta"))
+    print(inspection)
 
 
 def prepare(args: argparse.Namespace) -> tuple[Any, Request]:

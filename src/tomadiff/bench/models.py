@@ -345,7 +345,12 @@ class Reached(Exception):
 
 
 def capture(pipe: DiffusionPipeline, arguments: dict[str, Any]) -> Step:
-    """The first call that a pipeline makes of its denoiser. The pipeline is stopped there: no weights run."""
+    """The first call that a pipeline makes of its denoiser, as a step."""
+    return _step(denoiser(pipe)[0], *first_call(pipe, arguments))
+
+
+def first_call(pipe: DiffusionPipeline, arguments: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """What a pipeline first calls its denoiser with. It is stopped there: no weights run."""
     model, _ = denoiser(pipe)
 
     def stop(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -357,7 +362,7 @@ def capture(pipe: DiffusionPipeline, arguments: dict[str, Any]) -> Step:
     try:
         pipe(**arguments)
     except Reached as reached:
-        return _step(model, *reached.args)
+        return reached.args
     finally:
         handle.remove()
         pipe.set_progress_bar_config(**bar)
