@@ -81,8 +81,9 @@ class Answer:
         return sum(part.dense - part.merged for part in self.parts if part.merge) / self.call
 
     def __str__(self) -> str:
-        tokens, batch = " x ".join(map(str, self.about["tokens"])), self.about["batch"]
-        told = f"auto, {tokens} tokens, batch {batch}: " + "; ".join(map(str, self.parts)) + ". "
+        tokens = " x ".join(map(str, self.about["tokens"]))
+        sample = " and ".join(" x ".join(map(str, shape)) for shape in self.about["sample"])
+        told = f"auto, {tokens} tokens, sample {sample}: " + "; ".join(map(str, self.parts)) + ". "
         if not any(part.merge for part in self.parts):
             told += "Nothing gains here, so all stays dense"
         else:
@@ -93,12 +94,14 @@ class Answer:
 
 def decide(patch: Patch, call: dict[str, Any]) -> Answer:
     """Where to merge in this call of the model: as known, as on the disk, or as measured now."""
-    sample = [leaf for leaf in tree_leaves(call[patch.parameters[0]]) if isinstance(leaf, Tensor)]
-    shapes = tuple(tensor.shape for tensor in sample)
-    place = sample[0].dtype, sample[0].device
-    situation = (patch.grid(1), shapes, *place, patch.cut, patch.pace.remembers)
+    sample = _sample(patch, call)
+    shapes, device = tuple(tensor.shape for tensor in sample), sample[0].device
+    precision = [sample[0].dtype, patch.model.dtype]
+    if torch.is_autocast_enabled(device.type):
+        precision.append(torch.get_autocast_dtype(device.type))
+    situation = (patch.grid(1), shapes, patch.others, *precision, device, patch.cut, patch.pace.remembers)
     if situation not in patch.answers:
-        about = _about(patch, len(sample) if len(sample) > 1 else shapes[0][0], *place)
+        about = _about(patch, shapes, precision, device)
         file = cache() / "auto" / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.json"
         patch.answers[situation] = _read(file, about, patch) or _found_out(patch, call, about, file)
     return patch.answers[situation]
@@ -108,7 +111,18 @@ def group_of(hook: SiteHook) -> Group:
     return hook.site.kind, hook.place.level
 
 
-def _about(patch: Patch, batch: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+def _sample(patch: Patch, call: dict[str, Any]) -> list[Tensor]:
+    """The first argument with tokens or pixels in it, in a batch or as a list."""
+    for name in patch.parameters:
+        tensors = [leaf for leaf in tree_leaves(call.get(name)) if isinstance(leaf, Tensor)]
+        if tensors and tensors[0].ndim > 1:
+            return tensors
+    raise ConfigError("auto can't tell the size of this call; give a ratio without auto")
+
+
+def _about(
+    patch: Patch, shapes: tuple[torch.Size, ...], precision: list[torch.dtype], device: torch.device
+) -> dict[str, Any]:
     """All that an answer depends on, as JSON has it."""
     model = patch.model
     config = {name: value for name, value in dict(model.config).items() if not name.startswith("_")}
@@ -123,8 +137,9 @@ def _about(patch: Patch, batch: int, dtype: torch.dtype, device: torch.device) -
         "adapters": bool(getattr(model, "_hf_peft_config_loaded", False)),
         "attention": sorted(attention),
         "tokens": patch.grid(1),
-        "batch": batch,
-        "dtype": str(dtype).removeprefix("torch."),
+        "sample": shapes,
+        "others": patch.others,
+        "dtype": " / ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in precision)),
         "processor": processor(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "kernels": os.environ.get("TOMADIFF_KERNELS", "auto"),

@@ -215,7 +215,7 @@ class Patch:
 
     def _choose(self, call: Call) -> None:
         """The ratio of each site in this call."""
-        measured = self.config.auto and self.trial is None
+        measured = self.config.auto and self.trial is None and not self.family.reads(call)
         off = auto.decide(self, call).off if measured else frozenset()
         at = self.pace.range(self.clock.step)
         for hook in self.sites:
