@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import inspect
 import math
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import diffusers
 import pytest
 import torch
-from tiny import NAMES, build, tiny
+from pipelines import MAKERS, denoiser, make
+from tiny import NAMES, NEWEST, build, tiny
 from torch import Tensor, nn
 
 import tomadiff
+from tomadiff.cli import main
 from tomadiff.config import CHOICES
-from tomadiff.errors import ConfigError
+from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.families import FAMILIES, Family, family_of
+from tomadiff.families.refused import REFUSED, why
 
 WHERE = CHOICES["where"]
 SEEDS = (0, 1, 2)
 CHANGED = 1e-5  # rounding stays below
+IN_TEST_VIDEO = {"WanVACETransformer3DModel", "WanAnimateTransformer3DModel"}  # which need more than a call
+DOCS = Path(__file__).parents[1] / "docs" / "families.md"
 
 
 @pytest.fixture(params=NAMES, scope="module")
@@ -85,9 +91,61 @@ def state(model: nn.Module) -> dict[str, set[str]]:
 # -- the tests themselves ----------------------------------------------------------------------------------
 
 
-def test_every_family_has_a_tiny_model() -> None:
-    tested = {family_of(build(tiny(name))).name for name in NAMES}
-    assert tested == {family.name for family in FAMILIES}
+def test_every_model_of_every_family_has_a_tiny_one() -> None:
+    if diffusers.__version__ != NEWEST:
+        pytest.skip("older releases don't have them all")
+    tested = {tiny(name).MODEL for name in NAMES} | IN_TEST_VIDEO
+    assert {model for family in FAMILIES for model in family.models} == tested
+
+
+def test_every_model_of_diffusers_is_in_a_family_or_refused_with_a_reason() -> None:
+    """So that a new release shows what is missing."""
+    modules = (diffusers.models.transformers, diffusers.models.unets)
+    models = {
+        name: thing
+        for module in modules
+        for name, thing in vars(module).items()
+        if isinstance(thing, type) and issubclass(thing, nn.Module)
+    }
+    assert len(models) > 20
+    declared = {model for family in FAMILIES for model in family.models}
+    missing = [
+        name
+        for name, model in models.items()
+        if not (declared & {cls.__name__ for cls in model.__mro__}) and not why(name)
+    ]
+    assert not missing
+    both = [name for name in REFUSED if name in declared]
+    assert not both
+    if diffusers.__version__ == NEWEST:
+        assert not [name for name in REFUSED if not hasattr(diffusers, name) and name not in models]
+
+
+def test_what_is_refused_says_why() -> None:
+    model = diffusers.PriorTransformer(
+        num_attention_heads=1, attention_head_dim=4, num_layers=1, embedding_dim=4, num_embeddings=2
+    )
+    with pytest.raises(UnsupportedModelError, match="embedding of a few tokens"):
+        tomadiff.apply(model)
+
+
+def test_the_table_tells_the_truth_and_the_docs_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+    pipelines = {family.name: set(family.pipelines) for family in FAMILIES}
+    tested: dict[str, set[str]] = {family.name: set() for family in FAMILIES}
+    for name in NAMES:
+        case = tiny(name)
+        model = build(case)
+        family = family_of(model)
+        assert f"{len(grid_of(case))}-D" in family.dimensions
+        if hasattr(case, "pipeline"):
+            tested[family.name].add(type(case.pipeline(model)).__name__)
+    for name in MAKERS:
+        pipe = make(name)
+        tested[family_of(denoiser(pipe)).name].add(type(pipe).__name__)
+    assert tested == pipelines
+    for what in ([], ["--refused"]):
+        assert main(["families", "--markdown", *what]) == 0
+        assert capsys.readouterr().out.strip() in DOCS.read_text()
 
 
 # -- on and off --------------------------------------------------------------------------------------------

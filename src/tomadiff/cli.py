@@ -12,7 +12,7 @@ import torch
 from diffusers import AutoModel
 
 import tomadiff
-from tomadiff import made_up
+from tomadiff import made_up, table
 from tomadiff.bench import command as bench
 from tomadiff.bench.models import PROMPT, first_call
 from tomadiff.config import CHOICES, PRESETS
@@ -101,7 +101,9 @@ def parser() -> argparse.ArgumentParser:
     inspecting.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of a pipeline: in pixels")
     inspecting.add_argument("--device", default="cpu")
     inspecting.add_argument("--dtype", choices=list(DTYPES), default="fp32")
-    command("families", families, "list the supported architectures")
+    listing = command("families", families, "list the supported architectures")
+    listing.add_argument("--refused", action="store_true", help="what is refused, and why, instead")
+    listing.add_argument("--markdown", action="store_true", help="as in docs/families.md")
     return root
 
 
@@ -186,8 +188,11 @@ def map_merges(args: argparse.Namespace) -> None:
 
 
 def families(args: argparse.Namespace) -> None:
-    """List the supported architectures."""
-    print(*tomadiff.families(), sep="\n")
+    """List the supported architectures, and what can be merged in them."""
+    if args.refused:
+        print(table.refused(args.markdown))
+    else:
+        print(table.markdown() if args.markdown else table.text())
 
 
 def inspect(args: argparse.Namespace) -> None:

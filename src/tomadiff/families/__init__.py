@@ -9,6 +9,7 @@ from torch import nn
 
 from ..errors import UnsupportedModelError
 from .family import Block, Call, Family, Rows, Site
+from .refused import why
 
 _FILES = sorted(file.name for file in pkgutil.iter_modules(__path__))
 _DECLARED = (getattr(importlib.import_module(f".{name}", __name__), "FAMILY", None) for name in _FILES)
@@ -21,6 +22,9 @@ def family_of(model: nn.Module) -> Family:
     for family in FAMILIES:
         if names & set(family.models):
             return family
+    reason = why(type(model).__name__)
+    if reason:
+        raise UnsupportedModelError(f"{type(model).__name__} can't be merged: {reason}")
     supported = "\n  ".join(str(family) for family in FAMILIES)
     raise UnsupportedModelError(
         f"{type(model).__name__} is of no family that tomadiff knows. If it has transformer blocks, say "

@@ -16,4 +16,6 @@ FAMILY = replace(
     covers="AnimateDiff, ModelScope, ZeroScope, I2VGen-XL",
     models=("UNetMotionModel", "UNet3DConditionModel", "I2VGenXLUNet"),
     dense=("motion_modules", "temp_attentions", "transformer_in", "image_latents_temporal_encoder"),
+    dimensions="2-D, by frame",
+    pipelines=(),
 )

@@ -30,4 +30,5 @@ FAMILY = Family(
     ),
     grid_from="hidden_states",
     grid=latent_grid,
+    pipelines=("AuraFlowPipeline",),
 )

@@ -49,5 +49,6 @@ FAMILY = Family(
         ),
     ),
     between_blocks=CONTROL,
+    pipelines=("ChromaPipeline",),
     **PICTURES,
 )

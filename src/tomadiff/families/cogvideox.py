@@ -26,7 +26,7 @@ def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
     """[B, F, C, H, W]"""
     frames, _, height, width = latents.shape[1:]
     patch = model.config.patch_size
-    return -(-frames // (model.config.patch_size_t or 1)), height // patch, width // patch
+    return -(-frames // (model.config.get("patch_size_t") or 1)), height // patch, width // patch
 
 
 ROTARY = (Rows("image_rotary_emb"),)
@@ -65,4 +65,6 @@ FAMILY = Family(
     grid_from="hidden_states",
     grid=grid,
     between_blocks=("id_cond",),  # ConsisID adds faces there
+    dimensions="3-D",
+    pipelines=("CogVideoXPipeline",),
 )

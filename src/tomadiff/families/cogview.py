@@ -52,4 +52,5 @@ FAMILY = Family(
     grid_from="hidden_states",
     grid=latent_grid,
     reads=reads,
+    pipelines=("CogView3PlusPipeline", "CogView4Pipeline"),
 )

@@ -81,16 +81,14 @@ class Family:
     level: Callable[[nn.Module, str], int] = lambda model, block: 1  # how far a block's grid is downsampled
     # first parts of the names of blocks, as they run, where that is not the order of the model's modules
     parts: tuple[str, ...] = ()
-    lists: tuple[
-        str, ...
-    ] = ()  # names of the lists that its blocks are in, where not all such blocks are meant
+    lists: tuple[str, ...] = ()  # the lists that its blocks are in, where not all such blocks are meant
     # parts of the names of blocks that stay dense, since they attend to something else: to text, or over time
     dense: tuple[str, ...] = ()
-    reads: Callable[[Call], bool] = lambda call: (
-        False
-    )  # whether a call only reads a reference: it stays dense
+    reads: Callable[[Call], bool] = lambda call: False  # whether a call only reads a reference: it is dense
     between_blocks: tuple[str, ...] = ()  # model arguments that act between blocks: no spans with them
     skips: bool = False  # what always happens between blocks needs all tokens: no spans at all
+    dimensions: str = "2-D"  # of its grids
+    pipelines: tuple[str, ...] = ()  # that it is tested through, beside its forward
     paper_reuse: tuple[int, int] = (1, 1)  # steps the paper's presets keep destinations and weights
     time: str | None = "timestep"  # the model's argument that tells the step; None if none does
     ascending: bool = False  # which grows from noise to image, against the custom

@@ -65,5 +65,6 @@ FAMILY = Family(
     models=("FluxTransformer2DModel",),
     blocks=blocks("Flux"),
     between_blocks=CONTROL,
+    pipelines=("FluxPipeline",),
     **PICTURES,
 )

@@ -63,5 +63,6 @@ FAMILY = Family(
             joined=True,
         ),
     ),
+    pipelines=("Flux2Pipeline",),
     **PICTURES,
 )

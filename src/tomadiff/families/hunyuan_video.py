@@ -76,4 +76,6 @@ FAMILY = Family(
     grid_from=("hidden_states", *HISTORY),
     grid=grid,
     others=others,
+    dimensions="3-D",
+    pipelines=("HunyuanVideoPipeline",),
 )

@@ -46,4 +46,5 @@ FAMILY = Family(
     ),
     grid_from="hidden_states",
     grid=grid,
+    dimensions="2-D, 3-D",
 )

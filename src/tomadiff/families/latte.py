@@ -18,4 +18,6 @@ FAMILY = replace(
     dense=("temporal_transformer_blocks",),
     between_blocks=(),
     skips=True,  # to blocks over time
+    dimensions="2-D, by frame",
+    pipelines=(),
 )

@@ -65,4 +65,6 @@ FAMILY = Family(
     grid_from=("num_frames", "height", "width", "video_coords"),
     grid=grid,
     others=others,
+    dimensions="3-D",
+    pipelines=("LTXPipeline",),
 )

@@ -50,4 +50,5 @@ FAMILY = Family(
     grid_from=("num_frames", "height", "width", "hidden_states"),
     grid=grid,
     others=others,
+    dimensions="3-D",
 )

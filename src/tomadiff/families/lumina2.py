@@ -42,4 +42,5 @@ FAMILY = Family(
     grid=latent_grid,
     dense=("context_refiner",),
     ascending=True,
+    pipelines=("Lumina2Pipeline",),
 )

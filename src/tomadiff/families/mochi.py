@@ -35,4 +35,6 @@ FAMILY = Family(
     ),
     grid_from="hidden_states",
     grid=grid,
+    dimensions="3-D",
+    pipelines=("MochiPipeline",),
 )

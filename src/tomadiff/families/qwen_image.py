@@ -80,4 +80,6 @@ FAMILY = Family(
     grid=grid,
     others=others,
     between_blocks=("controlnet_block_samples",),
+    dimensions="2-D, 3-D",
+    pipelines=("QwenImagePipeline",),
 )

@@ -21,4 +21,5 @@ FAMILY = Family(
     ),
     grid_from="hidden_states",
     grid=latent_grid,
+    pipelines=("SanaPipeline",),
 )

@@ -30,4 +30,5 @@ FAMILY = Family(
     grid_from="hidden_states",
     grid=latent_grid,
     between_blocks=("block_controlnet_hidden_states", "skip_layers"),
+    pipelines=("StableDiffusion3Pipeline",),
 )

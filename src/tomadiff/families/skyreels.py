@@ -43,4 +43,5 @@ FAMILY = Family(
     ),
     grid_from="hidden_states",
     grid=grid,
+    dimensions="3-D",
 )

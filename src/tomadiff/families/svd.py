@@ -12,4 +12,6 @@ FAMILY = replace(
     covers="Stable Video Diffusion",
     models=("UNetSpatioTemporalConditionModel",),
     skips=True,  # to blocks over time
+    dimensions="2-D, by frame",
+    pipelines=(),
 )

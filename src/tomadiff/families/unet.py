@@ -44,4 +44,5 @@ FAMILY = Family(
     level=level,
     parts=("down_blocks", "mid_block", "up_blocks"),
     paper_reuse=(10, 5),
+    pipelines=("StableDiffusionPipeline", "StableDiffusionXLPipeline"),
 )

@@ -54,4 +54,6 @@ FAMILY = Family(
     grid_from="hidden_states",
     grid=grid,
     between_blocks=("control_hidden_states", "face_pixel_values"),
+    dimensions="3-D",
+    pipelines=("WanPipeline",),
 )

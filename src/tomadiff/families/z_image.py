@@ -68,4 +68,5 @@ FAMILY = Family(
     between_blocks=("controlnet_block_samples",),
     time="t",
     ascending=True,
+    pipelines=("ZImagePipeline",),
 )
