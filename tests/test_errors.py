@@ -136,7 +136,13 @@ def test_a_refused_change_keeps_what_was_applied() -> None:
     assert tomadiff.report(pipe).settings["ratio"] == 0.25
 
 
-@pytest.mark.parametrize("model", [AutoencoderKL, UNet2DModel, lambda: torch.nn.Linear(2, 2), object])
+@pytest.mark.parametrize("model", [AutoencoderKL, UNet2DModel])
+def test_models_that_cannot_be_merged_are_refused_with_the_reason(model: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match="can't be merged: it"):
+        tomadiff.apply(model())
+
+
+@pytest.mark.parametrize("model", [lambda: torch.nn.Linear(2, 2), object])
 def test_a_model_of_no_family_is_refused_by_naming_the_families(model: Any) -> None:
     with pytest.raises(UnsupportedModelError) as error:
         tomadiff.apply(model())

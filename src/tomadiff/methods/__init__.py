@@ -28,10 +28,10 @@ def lengths(
 ) -> tuple[int, int]:
     """How many tokens plans keep, and in how many places tokens are when arranged for them."""
     tokens = math.prod(grid)
+    if len(grid) == 1 and config.method != "ideal" and config.regions not in ("stripe", "global"):
+        return tokens, tokens  # and no plan: these need a grid
     if config.method == "toma":
         return toma.lengths(grid, ratio, config, device)
-    if len(grid) == 1 and config.method != "ideal":
-        return tokens, tokens  # and no plan: these need a grid
     nothing = torch.empty(1, tokens, 1, device="meta")
     plan = METHODS[config.method](nothing, grid, ratio, config, depth=depth)
     return plan.destinations.shape[1], tokens
