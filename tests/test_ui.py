@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from test_demo import whole_pipeline
 
 import tomadiff
 from tomadiff import hook, settings
@@ -258,6 +259,18 @@ def test_a_mistake_is_found_before_anything_is_drawn(studio: Studio) -> None:
 def test_stripes_have_no_map_and_say_so(studio: Studio) -> None:
     _, made = studio.compare(wish(studio, method="toma_stripe"), "me", quiet)
     assert not made.maps and "needs a grid" in made.no_maps
+
+
+def test_any_pipeline_in_a_folder_can_be_looked_at(tmp_path: Path) -> None:
+    folder = str(whole_pipeline(tmp_path))
+    taken = Studio(folder)
+    assert (taken.usual_size, taken.usual_steps, taken.limits.side) == ((128, 128), 50, 256)
+    _, made = taken.compare(wish(taken, height=128, width=96), "me", quiet)
+    assert made.merged.picture.size == (96, 128)
+    assert (made.merged.merged_steps, list(made.maps)) == (2, [0, 1]), "guidance calls the model once a step"
+    taken.use_model("emoji-flux", "me")
+    assert (taken.model, taken.limits.side, taken.own_model) == ("emoji-flux", 128, folder)
+    assert taken.compare(wish(taken), "me", quiet)[1].merged.tokens == 256
 
 
 def test_a_model_that_can_not_be_had_leaves_the_old_one(studio: Studio) -> None:

@@ -23,6 +23,7 @@ api = pytest.importorskip("playwright.sync_api", reason="pip install 'tomadiff[t
 import httpx  # noqa: E402
 
 PATIENCE = 60_000  # milliseconds, for machines that are busy
+api.expect.set_options(timeout=PATIENCE)
 DONE, MISTAKE = "#message .note:has-text('Done')", "#message .mistake"
 HANDLE = "#before-after [role=slider]"
 
@@ -311,14 +312,14 @@ def test_nothing_can_be_uploaded_and_no_other_file_be_read(address: str) -> None
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Studio]]:
-    """A second server, in this process: with a password, and room for one to wait."""
+    """A second server, in this process: with a password, room for one to wait, and a choice of models."""
     from tomadiff.ui import page
 
     folder = tmp_path_factory.mktemp("guarded")
     studio = Studio("emoji-flux")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(folder))
-        blocks = page.build(studio, folder)
+        blocks = page.build(studio, folder, allow_models=True)
         url = page.launch(
             blocks,
             folder,
@@ -332,8 +333,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Stu
         blocks.close(verbose=False)
 
 
-def test_nobody_gets_in_without_the_password(guarded: tuple[str, Studio], visit: Callable[..., Any]) -> None:
-    address, _ = guarded
+def test_nobody_gets_in_without_the_password_nor_names_a_folder_then(
+    guarded: tuple[str, Studio], visit: Callable[..., Any]
+) -> None:
+    address, studio = guarded
     for path in ("config", "gradio_api/info", "gradio_api/queue/data?session_hash=x"):
         assert httpx.get(f"{address}/{path}").status_code == 401, path
     body = {"data": [], "fn_index": 0, "session_hash": "x"}
@@ -347,6 +350,16 @@ def test_nobody_gets_in_without_the_password(guarded: tuple[str, Studio], visit:
         if password == "wrong":
             api.expect(page.get_by_text("Incorrect")).to_be_visible()
     page.wait_for_selector("#generate")
+    choose_model(page, "/etc")
+    api.expect(page.locator(MISTAKE)).to_contain_text("'/etc' is no model for this page")
+    choose_model(page, "emoji-unet")
+    api.expect(page.locator("#message .note")).to_have_text("Ready: emoji-unet.")
+    assert "emoji-unet" in page.inner_text("#heading") and studio.model == "emoji-unet"
+
+
+def choose_model(page: Any, name: str) -> None:
+    page.fill("#model input", name)
+    page.keyboard.press("Enter")
 
 
 def test_the_queue_is_bounded(guarded: tuple[str, Studio]) -> None:
