@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from diffusers import (
     WanTransformer3DModel,
     WanVACETransformer3DModel,
 )
+from PIL import Image
 from seeded import noise, text
 from test_families import CHANGED, distance, draw
 from tiny import build, tiny, wan
@@ -20,6 +22,12 @@ from torch import Tensor, nn
 
 import tomadiff
 from tomadiff.errors import ConfigError
+from tomadiff.generate import Request
+from tomadiff.generate import draw as draw_picture
+from tomadiff.maps import Recorder
+from tomadiff.settings import load as load_settings
+from tomadiff.settings import save as save_settings
+from tomadiff.viz import merge_map
 
 
 @pytest.fixture
@@ -54,6 +62,41 @@ def test_a_size_for_each_axis_must_fit_the_grid(model: nn.Module) -> None:
     tomadiff.apply(model, regions="stripe", region_size=(2, 4, 4))
     call(model)
     assert {site.kept for site in tomadiff.report(model).sites} == {64}
+
+
+def test_the_map_of_a_video_is_drawn_frame_by_frame() -> None:
+    pipe = wan.pipeline(build(wan))
+    tomadiff.apply(pipe, ratio=0.5, region_size=(2, 4, 4))
+    recorder = Recorder(pipe)
+    pipe(**wan.request((0,)), num_inference_steps=1, output_type="latent", callback_on_step_end=recorder)
+    mapped = recorder.maps[0]
+    assert mapped.grid == (2, 8, 8) and len(mapped.destinations) == 64
+    picture = Image.new("RGB", (64, 64))
+    with pytest.raises(ValueError, match="one frame of a video"):
+        merge_map(picture, mapped)
+    first, second = mapped.frame(0), mapped.frame(1)
+    destinations = torch.cat([first.destinations, 64 + second.destinations])
+    assert sorted(destinations.tolist()) == sorted(mapped.destinations.tolist())
+    for number, frame in enumerate((first, second)):
+        owners = torch.where(frame.owners >= 0, frame.owners + 64 * number, -1 - frame.owners)
+        assert torch.equal(owners, mapped.owners[64 * number : 64 * (number + 1)])
+        assert (frame.owners < 0).any(), "some went to the other frame"
+        assert merge_map(picture, frame, 256).size == (256, 256)
+    with pytest.raises(ValueError, match="no frame 2"):
+        mapped.frame(2)
+    with pytest.raises(ValueError, match="no frame 0 on a grid of 8 x 8"):
+        first.frame(0)
+
+
+def test_the_commands_that_draw_pictures_refuse_videos() -> None:
+    with pytest.raises(ValueError, match="WanPipeline makes videos"):
+        draw_picture(wan.pipeline(build(wan)), Request("a fox"))
+
+
+def test_sizes_for_each_axis_survive_a_settings_file(tmp_path: Path) -> None:
+    config = tomadiff.Config(ratio=0.5, region_size=(2, 8, 8))
+    save_settings(tmp_path / "boxes.json", config)
+    assert load_settings(tmp_path / "boxes.json").config == config
 
 
 # -- timesteps, pictures and hints -------------------------------------------------------------------------

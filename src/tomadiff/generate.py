@@ -37,7 +37,10 @@ def draw(pipe: DiffusionPipeline, request: Request, **more: Any) -> tuple[Image.
     if request.size is not None:
         wanted |= {"height": request.size[0], "width": request.size[1]}
     wanted = {name: value for name, value in wanted.items() if value is not None}
-    missing = [name for name in wanted if name not in inspect.signature(pipe.__call__).parameters]
+    takes = inspect.signature(pipe.__call__).parameters
+    if "num_frames" in takes:
+        raise ValueError(f"{type(pipe).__name__} makes videos, and this draws pictures: call it from Python")
+    missing = [name for name in wanted if name not in takes]
     if missing:
         raise ValueError(f"{type(pipe).__name__} takes no {' or '.join(missing)}: leave it out")
     # the generator is on the CPU, so that a seed means the same noise on every device

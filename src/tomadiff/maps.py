@@ -16,14 +16,30 @@ from .errors import ConfigError, NotPatchedError
 
 @dataclass(frozen=True)
 class MergeMap:
-    """A plan as a picture needs it, for one sample at one step."""
+    """A plan as a picture needs it, for one sample at one step. Of a video, take single frames."""
 
     step: int
     kind: str
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     destinations: Tensor  # [K] token numbers
     owners: Tensor  # [N] the destination of each token
     regions: Tensor  # [N] the number of the region that each token was assigned in
+
+    def frame(self, number: int) -> MergeMap:
+        """The map of one frame of a video. Owners in other frames get negative numbers, each its own."""
+        size = math.prod(self.grid[-2:])
+        if len(self.grid) != 3 or not 0 <= number < self.grid[0]:
+            raise ValueError(f"no frame {number} on a grid of {' x '.join(map(str, self.grid))}")
+        inside = slice(number * size, (number + 1) * size)
+        destinations, owners = self.destinations - inside.start, self.owners[inside] - inside.start
+        return MergeMap(
+            step=self.step,
+            kind=self.kind,
+            grid=self.grid[-2:],
+            destinations=destinations[(destinations >= 0) & (destinations < size)],
+            owners=torch.where((owners >= 0) & (owners < size), owners, -1 - self.owners[inside]),
+            regions=self.regions[inside],
+        )
 
 
 class Recorder:

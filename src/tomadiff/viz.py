@@ -56,6 +56,8 @@ def merge_map(
     destinations are dots; thin lines part groups, thick ones regions. Where a token is chosen, its group
     stands out.
     """
+    if len(mapped.grid) != 2:
+        raise ValueError("a picture shows one frame of a video: merge_map(picture, mapped.frame(number))")
     height, width = mapped.grid
     cell = cell_of(mapped, side)
     base = picture.convert("RGB").resize((width * cell, height * cell), Image.Resampling.NEAREST)
