@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from diffusers import AnimateDiffPipeline, DDIMScheduler
 from seeded import noise, text, times
 from torch import nn
 
@@ -27,4 +28,20 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "sample": noise(seeds, 4, 2, *grid),
         "timestep": times(seeds, 1000 * time),
         "encoder_hidden_states": text(seeds, 7, 16).repeat_interleave(2, dim=0),  # for each frame
+    }
+
+
+def pipeline(model: nn.Module) -> AnimateDiffPipeline:
+    parts = dict.fromkeys(("vae", "tokenizer", "text_encoder", "motion_adapter"))
+    return AnimateDiffPipeline(unet=model, scheduler=DDIMScheduler(clip_sample=False), **parts)
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "prompt_embeds": text(seeds, 7, 16),
+        "negative_prompt_embeds": text((9,) * len(seeds), 7, 16),
+        "latents": noise(seeds, 4, 2, 8, 8),
+        "height": 64,
+        "width": 64,
+        "num_frames": 2,
     }
