@@ -25,7 +25,12 @@ from tomadiff.families.refused import REFUSED, why
 WHERE = CHOICES["where"]
 SEEDS = (0, 1, 2)
 CHANGED = 1e-5  # rounding stays below
-IN_TEST_VIDEO = {"WanVACETransformer3DModel", "WanAnimateTransformer3DModel"}  # which need more than a call
+# which need more than a call
+IN_TEST_VIDEO = {
+    "WanVACETransformer3DModel",
+    "WanAnimateTransformer3DModel",
+    "ChronoEditTransformer3DModel",
+}
 DOCS = Path(__file__).parents[1] / "docs" / "families.md"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
+    ChronoEditTransformer3DModel,
     FlowMatchEulerDiscreteScheduler,
     WanAnimateTransformer3DModel,
     WanPipeline,
@@ -114,6 +115,16 @@ def test_the_timestep_of_a_token_follows_it(model: nn.Module, settings: dict[str
     assert distance(call(model, timestep=given), each) > 1e-3
 
 
+def test_regions_within_frames_are_asked_for_where_the_first_is_treated_apart() -> None:
+    case = tiny("hunyuan_video_i2v")
+    model = build(case)
+    arguments = case.call(model, (2, 8, 8), (0,), 0.5)
+    for settings in ({"region_size": (2, 4, 4)}, {"regions": "stripe"}):
+        tomadiff.apply(model, ratio=0.5, **settings)
+        with pytest.raises(ConfigError, match="first frame apart"), torch.no_grad():
+            model(**arguments)
+
+
 def test_steps_are_told_by_all_timesteps_where_the_first_frame_is_given(model: nn.Module) -> None:
     tomadiff.apply(model, ratio=0.5, remember=True, dense_steps=1, dense_every=3)
     for time in (900.0, 900.0, 800.0, 800.0, 700.0, 700.0):  # two calls for each step
@@ -125,10 +136,11 @@ def test_steps_are_told_by_all_timesteps_where_the_first_frame_is_given(model: n
     assert {(site.calls, site.dense_calls) for site in report.sites} == {(6, 2)}
 
 
-def test_a_picture_to_start_from_is_no_token_of_the_video() -> None:
+@pytest.mark.parametrize("kind", [WanTransformer3DModel, ChronoEditTransformer3DModel])
+def test_a_picture_to_start_from_is_no_token_of_the_video(kind: type[nn.Module]) -> None:
     """Wan I2V: its embeddings come before 512 tokens of text, in cross-attention."""
     torch.manual_seed(0)
-    model = WanTransformer3DModel(**wan.SETTINGS | {"image_dim": 16, "added_kv_proj_dim": 24}).eval()
+    model = kind(**wan.SETTINGS | {"image_dim": 16, "added_kv_proj_dim": 24}).eval()
     more = {
         "encoder_hidden_states": text((0, 1), 512, 16),
         "encoder_hidden_states_image": text((0, 1), 5, 16),

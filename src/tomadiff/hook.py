@@ -233,6 +233,14 @@ class Patch:
         if key not in self._lengths:
             self._lengths[key] = lengths(self.config, *key)
         hook.short, hook.places = self._lengths[key]
+        if hook.site.first_frame is not None:
+            sizes = self.config.region_size
+            if len(grid) == 1 or (isinstance(sizes, tuple) and sizes[0] > 1):
+                raise ConfigError(
+                    f"{hook.place.name} treats the first frame apart, so that regions must lie within "
+                    'frames: use regions="tile", and region_size as a number'
+                )
+            hook.first = lengths(self.config, (1, *grid[1:]), *key[1:])[0]
 
     def _check_modules(self) -> None:
         """LoRA puts layers of its own in the place of linear ones, and unloading puts those back."""
@@ -457,6 +465,7 @@ class SiteHook(ModelHook):
         self.number = compiled.number(self)
         # tokens of the picture in this call: all, merged ones, and places where they are when arranged
         self.image = self.short = self.places = 0
+        self.first = 0  # merged tokens of the first frame, where it is treated apart
         self.projections: dict[nn.Module, RemovableHandle] = {}  # whose input becomes merged tokens
 
     def register(self) -> None:
@@ -588,6 +597,8 @@ class SiteHook(ModelHook):
         for rows in (*site.rotary, *site.follows):
             both = site.keys_only and rows in site.rotary
             alter(call, rows.argument, lambda x, r=rows, b=both: self.patch.follow(self, r, x, b))
+        if site.first_frame is not None:
+            call[site.first_frame] = self.first
         arguments = (
             call | (call.get("cross_attention_kwargs") or {}) | (call.get("joint_attention_kwargs") or {})
         )

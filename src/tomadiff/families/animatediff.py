@@ -17,5 +17,5 @@ FAMILY = replace(
     models=("UNetMotionModel", "UNet3DConditionModel", "I2VGenXLUNet"),
     dense=("motion_modules", "temp_attentions", "transformer_in", "image_latents_temporal_encoder"),
     dimensions="2-D, by frame",
-    pipelines=(),
+    pipelines=("AnimateDiffPipeline",),
 )

@@ -40,6 +40,7 @@ class Site:
     residual: bool = False  # x + f(x): what is unmerged is the change
     rotary: tuple[Rows, ...] = ()  # the positions of queries and keys
     follows: tuple[Rows, ...] = ()  # what else belongs to single tokens
+    first_frame: str | None = None  # the argument that tells how many tokens are the first frame's
     mask: str | None = None  # the argument that would hold a mask over image keys
     # normalises the tokens to make a plan from, where they don't come normalised
     features: Callable[[nn.Module, Call], Tensor] | None = None

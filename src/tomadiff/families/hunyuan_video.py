@@ -1,5 +1,6 @@
 """HunyuanVideo and FramePack: joint blocks, then single blocks; text behind the video, and masked.
 
+An image-to-video model treats the first frame apart, which is given: its tokens come first, also when merged.
 FramePack puts what was drawn before in front of the video. That stays whole: it is what the video has to
 agree with, and it is packed already.
 """
@@ -7,6 +8,7 @@ agree with, and it is packed already.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch.nn.functional as F
@@ -20,6 +22,16 @@ HISTORY = ("latents_clean", "latents_history_2x", "latents_history_4x")
 
 def single_normalised(block: nn.Module, call: Call) -> Tensor:
     return block.norm(call["hidden_states"], emb=call["temb"])[0]
+
+
+def joint_normalised_apart(block: nn.Module, call: Call) -> Tensor:
+    given = call["token_replace_emb"], call["num_tokens"]
+    return block.norm1(call["hidden_states"], call["temb"], *given)[0]
+
+
+def single_normalised_apart(block: nn.Module, call: Call) -> Tensor:
+    given = call["token_replace_emb"], call["num_tokens"]
+    return block.norm(call["hidden_states"], call["temb"], *given)[0]
 
 
 def weigh_keys(call: Call, bias: Tensor) -> None:
@@ -56,21 +68,30 @@ ATTENTION: dict[str, Any] = {
 }
 BLOCK: dict[str, Any] = {"outputs": (0,), "residual": True, "follows": MASK, "weigh_keys": weigh_keys}
 
+JOINT = {"modules": (Site("self", "attn", **ATTENTION), Site("mlp", "ff"))}
+SINGLE = {
+    "modules": (Site("self", "attn", **ATTENTION), Site("mlp", "proj_mlp", tokens=None, trail=True)),
+    "joined": True,
+}
+JOINT_BLOCK = Site("joint", features=ada_norm, rotary=(Rows("freqs_cis"),), **BLOCK)
+SINGLE_BLOCK = Site("single", features=single_normalised, rotary=(Rows("image_rotary_emb"),), **BLOCK)
+
 FAMILY = Family(
     name="hunyuan_video",
-    covers="HunyuanVideo, FramePack",
+    covers="HunyuanVideo, HunyuanVideo-I2V, FramePack",
     models=("HunyuanVideoTransformer3DModel", "HunyuanVideoFramepackTransformer3DModel"),
     blocks=(
+        Block("HunyuanVideoTransformerBlock", whole=JOINT_BLOCK, **JOINT),
+        Block("HunyuanVideoSingleTransformerBlock", whole=SINGLE_BLOCK, **SINGLE),
         Block(
-            "HunyuanVideoTransformerBlock",
-            whole=Site("joint", features=ada_norm, rotary=(Rows("freqs_cis"),), **BLOCK),
-            modules=(Site("self", "attn", **ATTENTION), Site("mlp", "ff")),
+            "HunyuanVideoTokenReplaceTransformerBlock",
+            whole=replace(JOINT_BLOCK, first_frame="num_tokens", features=joint_normalised_apart),
+            **JOINT,
         ),
         Block(
-            "HunyuanVideoSingleTransformerBlock",
-            whole=Site("single", features=single_normalised, rotary=(Rows("image_rotary_emb"),), **BLOCK),
-            modules=(Site("self", "attn", **ATTENTION), Site("mlp", "proj_mlp", tokens=None, trail=True)),
-            joined=True,
+            "HunyuanVideoTokenReplaceSingleTransformerBlock",
+            whole=replace(SINGLE_BLOCK, first_frame="num_tokens", features=single_normalised_apart),
+            **SINGLE,
         ),
     ),
     grid_from=("hidden_states", *HISTORY),

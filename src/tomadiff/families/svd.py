@@ -13,5 +13,5 @@ FAMILY = replace(
     models=("UNetSpatioTemporalConditionModel",),
     skips=True,  # to blocks over time
     dimensions="2-D, by frame",
-    pipelines=(),
+    pipelines=("StableVideoDiffusionPipeline",),
 )

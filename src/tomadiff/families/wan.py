@@ -35,8 +35,13 @@ ATTENTION: dict[str, Any] = {
 
 FAMILY = Family(
     name="wan",
-    covers="Wan 2.1, 2.2, VACE, Animate",
-    models=("WanTransformer3DModel", "WanVACETransformer3DModel", "WanAnimateTransformer3DModel"),
+    covers="Wan 2.1, 2.2, VACE, Animate, ChronoEdit",
+    models=(
+        "WanTransformer3DModel",
+        "WanVACETransformer3DModel",
+        "WanAnimateTransformer3DModel",
+        "ChronoEditTransformer3DModel",
+    ),
     blocks=(
         Block(
             "WanTransformerBlock",

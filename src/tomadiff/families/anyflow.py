@@ -1,0 +1,44 @@
+"""AnyFlow: Wan's blocks; all tokens have modulations of their own, and queries and keys their own tables."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .family import Block, Family, Rows, Site
+from .wan import normalised
+
+
+def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
+    """[B, F, C, H, W]"""
+    frames, _, height, width = latents.shape[1:]
+    return frames, height // model.config.patch_size[1], width // model.config.patch_size[2]
+
+
+ROTARY = (Rows("rotary_emb.query", axis=2), Rows("rotary_emb.key", axis=2))
+
+FAMILY = Family(
+    name="anyflow",
+    covers="AnyFlow",
+    models=("AnyFlowTransformer3DModel",),
+    blocks=(
+        Block(
+            "AnyFlowTransformerBlock",
+            whole=Site(
+                "block",
+                residual=True,
+                rotary=ROTARY,
+                follows=(Rows("temb", axis=1),),
+                mask="attention_mask",
+                features=normalised,
+            ),
+            modules=(
+                Site("self", "attn1", rotary=ROTARY, mask="attention_mask"),
+                Site("cross", "attn2"),
+                Site("mlp", "ffn"),
+            ),
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=grid,
+    dimensions="3-D",
+)

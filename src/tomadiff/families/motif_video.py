@@ -1,0 +1,26 @@
+"""Motif-Video: HunyuanVideo's blocks, some with cross-attention; the last may be a decoder of the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .family import Block, Family, Rows
+from .hunyuan_video import JOINT, JOINT_BLOCK, SINGLE, SINGLE_BLOCK, grid
+
+FAMILY = Family(
+    name="motif_video",
+    covers="Motif-Video",
+    models=("MotifVideoTransformer3DModel",),
+    blocks=(
+        Block(
+            "MotifVideoTransformerBlock",
+            whole=replace(JOINT_BLOCK, rotary=(Rows("image_rotary_emb"),)),
+            **JOINT,
+        ),
+        Block("MotifVideoSingleTransformerBlock", whole=SINGLE_BLOCK, **SINGLE),
+    ),
+    grid_from="hidden_states",
+    grid=grid,
+    skips=True,  # from the last block that encodes to all that decode
+    dimensions="3-D",
+)

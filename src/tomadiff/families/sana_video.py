@@ -1,0 +1,24 @@
+"""Sana-Video: linear attention with rotary positions, and an MLP of convolutions, which stays dense.
+
+As in Sana, blocks and spans can't be merged, only what is in them.
+"""
+
+from __future__ import annotations
+
+from .family import Block, Family, Site
+from .wan import ROTARY, grid
+
+FAMILY = Family(
+    name="sana_video",
+    covers="Sana-Video, LongSana",
+    models=("SanaVideoTransformer3DModel",),
+    blocks=(
+        Block(
+            "SanaVideoTransformerBlock",
+            modules=(Site("self", "attn1", rotary=ROTARY), Site("cross", "attn2")),
+        ),
+    ),
+    grid_from="hidden_states",
+    grid=grid,
+    dimensions="3-D",
+)

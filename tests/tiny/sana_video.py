@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from typing import Any
+
+from seeded import noise, text, times
+from torch import nn
+
+MODEL = "SanaVideoTransformer3DModel"
+SETTINGS = {
+    "in_channels": 4,
+    "out_channels": 4,
+    "num_attention_heads": 2,
+    "attention_head_dim": 12,
+    "num_layers": 2,
+    "num_cross_attention_heads": 2,
+    "cross_attention_head_dim": 12,
+    "cross_attention_dim": 24,
+    "caption_channels": 16,
+    "rope_max_seq_len": 32,
+}
+GRID, ODD = (2, 8, 8), (3, 5, 7)
+
+
+def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: float) -> dict[str, Any]:
+    frames, height, width = grid
+    return {
+        "hidden_states": noise(seeds, 4, frames, 2 * height, 2 * width),
+        "timestep": times(seeds, 1000 * time),
+        "encoder_hidden_states": text(seeds, 7, 16),
+    }
