@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .errors import UnsupportedModelError
 from .families import Call
@@ -35,14 +35,62 @@ def number(site: SiteHook) -> int:
     return n
 
 
+class Region:
+    """What is inside a block's hook, compiled for itself where blocks are compiled one by one.
+
+    Then merging is outside, and what is compiled is the same for all blocks of a kind.
+    """
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] | None = None  # of torch.compile, once asked for
+        self.forward: Callable[..., Any] | None = None
+        self._original: Callable[..., Any] | None = None
+
+    def take(self, module: nn.Module) -> None:
+        """From now on, `module.compile` is about the region, as `compile_repeated_blocks` calls it."""
+        module.compile = self.compile
+        if module._compiled_call_impl is not None:
+            self.settings = _compiled.pop(module)[0]
+            module._compiled_call_impl = None
+
+    def compile(self, **settings: Any) -> None:
+        self.settings, self._original = settings, None
+
+    def settle(self, original: Callable[..., Any]) -> None:
+        """Compile what is inside, if it is another than the last time."""
+        if self.settings is not None and self._original is not original:
+            self._original, self.forward = original, torch.compile(original, **self.settings)
+
+    def give_back(self, module: nn.Module) -> None:
+        """The block is compiled as if there had never been merging."""
+        del module.compile
+        if self.settings is not None:
+            module.compile(**self.settings)
+            _compiled[module] = (self.settings, module._compiled_call_impl)
+        self.forward = self._original = None
+
+
+# by ourselves, when merging was taken off: with which settings, and what came of it
+_compiled: weakref.WeakKeyDictionary[nn.Module, tuple[dict[str, Any], Any]] = weakref.WeakKeyDictionary()
+
+
+def by_others(module: nn.Module) -> bool:
+    """Whether a module was compiled, and not by `Region.give_back`."""
+    compiled = module._compiled_call_impl
+    return compiled is not None and (module not in _compiled or _compiled[module][1] is not compiled)
+
+
 def merge(site: SiteHook, call: Call, first: bool) -> Merged:
     from .hook import Merged
 
     whole = call[site.argument]
-    names, tensors = _flat(call)
+    names, tensors = _flat({site.argument: whole, **call})
+    weighed = site.patch.config.weigh_keys
     around = site.around(whole, in_order=first)
-    sequence, destinations, bias = _merge(site.number, first, sum(around), site.short, names, tensors)
-    return Merged(sequence, whole, destinations, bias if site.patch.config.weigh_keys else None, around)
+    sequence, destinations, bias = _merge(
+        site.number, first, weighed, sum(around), site.short, names, tensors
+    )
+    return Merged(sequence, whole, destinations, bias if weighed else None, around)
 
 
 def alike(site: SiteHook, other: Tensor, merged: Merged) -> Tensor:
@@ -60,7 +108,7 @@ def remember(site: SiteHook, y: Tensor, place: int, x: Tensor) -> Tensor:
 
 @torch.library.custom_op("tomadiff::merge", mutates_args=(), tags=TAGS)
 def _merge(
-    site: int, first: bool, around: int, kept: int, names: str, tensors: Sequence[Tensor]
+    site: int, first: bool, weighed: bool, around: int, kept: int, names: str, tensors: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     hook = _sites[site]
     merged = hook.merge(_call(names, tensors), first)
@@ -68,21 +116,18 @@ def _merge(
         raise UnsupportedModelError(
             f"{hook.place.name} has other tokens than the image's: they can't be merged in compiled code"
         )
-    bias = merged.key_bias
     return (
         _own(merged.sequence, *tensors),
         merged.destinations.clone(),
-        merged.sequence.new_empty(0) if bias is None else bias.clone(),
+        merged.key_bias.clone() if weighed else merged.sequence.new_empty(0),
     )
 
 
 @_merge.register_fake
 def _(
-    site: int, first: bool, around: int, kept: int, names: str, tensors: Sequence[Tensor]
+    site: int, first: bool, weighed: bool, around: int, kept: int, names: str, tensors: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    hook = _sites[site]
-    whole = _call(names, tensors)[hook.argument]
-    weighed = hook.patch.config.weigh_keys
+    whole = tensors[0]
     return (
         whole.new_empty(len(whole), around + kept, whole.shape[2]),
         whole.new_empty(len(whole), kept, dtype=torch.long),

@@ -225,11 +225,10 @@ class Patch:
 
     def _foretell(self, hook: SiteHook) -> None:
         """How long a site's sequences will be: compiled code has to know before there is a plan."""
-        grid = self.grid(hook.place.level)
-        hook.image = math.prod(grid)
-        if self.config.regions in ("stripe", "global"):
-            grid = (hook.image,)
-        key = (grid, hook.ratio, hook.place.depth, hook.device())
+        hook.image = math.prod(self.grid(hook.place.level))
+        if hook.idle:
+            return
+        key = (self._grid_at(hook, hook.image), hook.ratio, hook.place.depth, hook.device())
         if key not in self._lengths:
             self._lengths[key] = lengths(self.config, *key)
         hook.short, hook.places = self._lengths[key]
@@ -245,6 +244,11 @@ class Patch:
     def _check_modules(self) -> None:
         """LoRA puts layers of its own in the place of linear ones, and unloading puts those back."""
         for place in (hook.place for hook in self.sites if hook.site.path):
+            if place.block._compiled_call_impl is not None:
+                raise ConfigError(
+                    f"{place.name} is inside a block that is compiled for itself, and each block would be "
+                    'compiled anew: use where="span" or "block", or compile the whole model'
+                )
             module = getattr(place.block, place.site.path)
             if getattr(module, "_orig_mod", module) is not place.module:
                 raise ConfigError(
@@ -452,6 +456,11 @@ class SiteHook(ModelHook):
     def __init__(self, patch: Patch, place: Place) -> None:
         super().__init__()
         self.patch, self.place, self.site = patch, place, place.site
+        if not self.site.path and compiled.by_others(place.module):
+            raise ConfigError(
+                f"{place.name} is compiled already, and merging has to be around what is compiled: "
+                "call tomadiff.apply first, then compile_repeated_blocks()"
+            )
         self.parameters = parameter_names(place.module)
         self.argument = self.site.tokens or self.parameters[0]
         self.run = Run([self])
@@ -463,19 +472,24 @@ class SiteHook(ModelHook):
         self.off = False  # since merging doesn't gain here, as auto found
         self.idle = self.ran = False  # in this call
         self.number = compiled.number(self)
+        self.region = compiled.Region()
         # tokens of the picture in this call: all, merged ones, and places where they are when arranged
         self.image = self.short = self.places = 0
         self.first = 0  # merged tokens of the first frame, where it is treated apart
         self.projections: dict[nn.Module, RemovableHandle] = {}  # whose input becomes merged tokens
 
     def register(self) -> None:
-        HookRegistry.check_if_exists_or_initialize(self.place.module).register_hook(self, HOOK)
+        module = self.place.module
+        HookRegistry.check_if_exists_or_initialize(module).register_hook(self, HOOK)
         self.forward = self.fn_ref.forward
+        if not self.site.path:
+            self.region.take(module)
 
     def settle(self) -> None:
         """Stay in place: diffusers, taking a hook off from under ours, puts what is left in our place."""
         if self.fn_ref.forward is not self.forward:
             self.fn_ref.original_forward, self.fn_ref.forward = self.fn_ref.forward, self.forward
+        self.region.settle(self.fn_ref.original_forward)
         # adapters may have put themselves in a projection's place since the last call
         projections = {getattr(self.place.module, name) for name in self.site.keys_projections}
         if projections != set(self.projections):
@@ -501,6 +515,8 @@ class SiteHook(ModelHook):
             del module._diffusers_hook
             if getattr(module.forward, "__func__", None) is type(module).forward:
                 del module.forward  # the registry put the class's own method there
+        if not self.site.path:
+            self.region.give_back(module)
 
     def inside(self) -> list[str]:
         """The hooks that others put on the module before ours."""
@@ -528,10 +544,11 @@ class SiteHook(ModelHook):
         first = self.patch.cut or self is run.sites[0]
         last = self.patch.cut or self is run.sites[-1]
         each = self.patch.config.where != "span"
+        forward = self.region.forward or self.fn_ref.original_forward
         if self.idle:
             if first or each:
                 run.before = call[self.argument]
-            output = self.fn_ref.original_forward(**call)
+            output = forward(**call)
             if last or each:
                 output = self._remember(output)
                 run.before = None
@@ -546,7 +563,7 @@ class SiteHook(ModelHook):
                 if call.get(name) is not None:
                     call[name] = self._alike(call[name])
         self._follow(call)
-        output = self.fn_ref.original_forward(**call)
+        output = forward(**call)
         if last or each:
             if not self.site.keys_only:
                 output = self._unmerge(output, last)

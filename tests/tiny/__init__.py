@@ -23,6 +23,7 @@ import pkgutil
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import diffusers
 import pytest
@@ -46,10 +47,10 @@ def tiny(name: str) -> ModuleType:
     return module
 
 
-def build(module: ModuleType) -> nn.Module:
+def build(module: ModuleType, **more: Any) -> nn.Module:
     """The model with seeded weights, also where it starts with zeros: else, tokens would not matter."""
     torch.manual_seed(0)
-    model = getattr(diffusers, module.MODEL)(**module.SETTINGS).eval()
+    model = getattr(diffusers, module.MODEL)(**{**module.SETTINGS, **more}).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if not parameter.any() or parameter.ndim == 3:  # stacks of experts come without values

@@ -1,0 +1,182 @@
+"""torch.compile: one graph, no breaks, the same result, and nothing compiled twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from pipelines import draw, make
+from tiny import build, tiny
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+import tomadiff
+from tomadiff.errors import ConfigError
+
+# dense steps, first and later merged ones, and a new plan, all within the steps below
+SETTINGS: dict[str, Any] = {"ratio": 0.5, "remember": True}
+STEPS = 9
+# as small as can be, since each is compiled twice and more
+SHALLOW: dict[str, dict[str, Any]] = {
+    "unet": {
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+        "mid_block_type": None,
+    },
+    "sd3": {"num_layers": 2},
+    "flux": {"num_layers": 1, "num_single_layers": 1},
+}
+GRID = (16, 16)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """What was compiled before, and how often."""
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+def graphs() -> int:
+    assert not counters["graph_break"]
+    return counters["stats"]["unique_graphs"]
+
+
+def shallow(name: str, **more: Any) -> nn.Module:
+    return build(tiny(name), **{**SHALLOW[name], **more})
+
+
+@torch.no_grad()
+def generated(model: nn.Module, name: str, grid: tuple[int, int] = GRID, steps: int = STEPS) -> Tensor:
+    """What comes out of all calls of a generation."""
+    inner = getattr(model, "_orig_mod", model)
+    calls = [tiny(name).call(inner, grid, (0, 1), 1 - step / steps) for step in range(steps)]
+    return torch.stack([model(**call, return_dict=False)[0] for call in calls])
+
+
+@pytest.mark.parametrize("applied", ["before", "after"])
+@pytest.mark.parametrize("name", SHALLOW)
+def test_dense_and_merged_steps_are_one_graph_each_for_all_generations(name: str, applied: str) -> None:
+    expected = generated(tomadiff.apply(shallow(name), **SETTINGS), name)
+    model = shallow(name)
+    if applied == "before":
+        tomadiff.apply(model, **SETTINGS)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    if applied == "after":
+        generated(compiled, name, steps=1)
+        counters.clear()
+        tomadiff.apply(compiled, **SETTINGS)
+    torch.testing.assert_close(generated(compiled, name), expected)
+    assert graphs() == 2
+    torch.testing.assert_close(generated(compiled, name), expected)
+    assert graphs() == 2, "nothing is compiled again, neither from step to step nor for a new plan"
+    report = tomadiff.report(compiled)
+    assert {(site.calls, site.dense_calls) for site in report.sites} == {(18, 8)}
+    assert all(site.kept == site.tokens // 2 for site in report.sites)
+
+
+@pytest.mark.parametrize("name", SHALLOW)
+def test_inductor_gives_the_same_result(name: str) -> None:
+    model = tomadiff.apply(shallow(name), **SETTINGS)
+    expected = generated(model, name)
+    compiled = torch.compile(model, fullgraph=True)
+    torch.testing.assert_close(generated(compiled, name), expected, rtol=1e-4, atol=1e-4)
+    assert graphs() == 2
+
+
+def test_a_new_size_is_compiled_once() -> None:
+    model = tomadiff.apply(shallow("flux"), **SETTINGS)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    generated(compiled, "flux")
+    generated(compiled, "flux", grid=(12, 10))
+    assert graphs() <= 4
+    before = graphs()
+    for grid in ((12, 10), GRID, (9, 13)):
+        expected = generated(model, "flux", grid=grid)
+        torch.testing.assert_close(generated(compiled, "flux", grid=grid), expected)
+    assert graphs() == before, "lengths have become variables"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"where": "kv"},
+        {"where": "module"},
+        {"where": "block", "weigh_keys": True, "share": "kind"},
+        {"where": "block", "region_size": 5, "shift": True},  # regions that don't divide the grid
+        {"regions": "stripe"},
+        {"method": "tome"},
+        {"method": "todo", "ratio": 0.75},
+    ],
+    ids=str,
+)
+def test_other_settings_make_one_graph_too(settings: dict[str, Any]) -> None:
+    model = tomadiff.apply(shallow("flux", num_layers=2), **{"remember": False, **settings})
+    expected = generated(model, "flux", steps=3)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(generated(compiled, "flux", steps=3), expected)
+    assert graphs() == 1
+
+
+def test_a_pipeline_with_a_compiled_model_draws_the_same() -> None:
+    pipe = tomadiff.apply(make("flux"), ratio=0.5)
+    expected = draw(pipe, steps=STEPS)
+    pipe.transformer = torch.compile(pipe.transformer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(draw(pipe, steps=STEPS), expected)
+    assert graphs() == 2
+
+
+# -- block by block ----------------------------------------------------------------------------------------
+
+
+def regional(name: str, depth: int) -> nn.Module:
+    layers = (
+        {"num_layers": depth, "num_single_layers": depth} if name == "flux" else {"layers_per_block": depth}
+    )
+    return shallow(name, **layers)
+
+
+@pytest.mark.parametrize("name", ["unet", "flux"])
+def test_blocks_of_a_kind_share_what_is_compiled(name: str) -> None:
+    counts = []
+    for depth in (2, 4):
+        torch.compiler.reset()
+        counters.clear()
+        model = tomadiff.apply(regional(name, depth), **SETTINGS)
+        expected = generated(model, name)
+        model.compile_repeated_blocks(fullgraph=True, backend="eager")
+        for _ in range(2):
+            torch.testing.assert_close(generated(model, name), expected)
+        counts.append(graphs())
+    assert counts[0] == counts[1], "however many blocks there are"
+
+
+def test_compiled_blocks_stay_compiled_when_merging_is_replaced_or_removed() -> None:
+    model = regional("flux", 2)
+    dense = generated(model, "flux")
+    tomadiff.apply(model, ratio=0.5)
+    model.compile_repeated_blocks(fullgraph=True, backend="eager")
+    tomadiff.apply(model, ratio=0.25)
+    twin = tomadiff.apply(regional("flux", 2), ratio=0.25)
+    torch.testing.assert_close(generated(model, "flux"), generated(twin, "flux"))
+    assert graphs() > 0
+    tomadiff.remove(model)
+    torch.testing.assert_close(generated(model, "flux"), dense)
+    assert all(block._compiled_call_impl is not None for block in model.transformer_blocks)
+
+
+def test_compiling_blocks_before_merging_is_refused() -> None:
+    model = regional("flux", 1)
+    model.compile_repeated_blocks(backend="eager")
+    with pytest.raises(ConfigError, match=r"call tomadiff.apply first, then compile_repeated_blocks"):
+        tomadiff.apply(model)
+
+
+def test_merging_inside_blocks_that_are_compiled_one_by_one_is_refused() -> None:
+    model = tomadiff.apply(regional("flux", 1), where="module")
+    model.compile_repeated_blocks(backend="eager")
+    with pytest.raises(ConfigError, match=r'use where="span" or "block", or compile the whole model'):
+        generated(model, "flux", steps=1)
