@@ -21,7 +21,6 @@ import torch
 from PIL import Image
 from pipelines import bare_call, denoiser, make
 
-import tomadiff
 from tomadiff.bench import figures
 from tomadiff.bench.contenders import Contender, contender
 from tomadiff.bench.measure import Run, rounds
@@ -442,30 +441,6 @@ def test_plots_of_one_ratio_and_one_size_work(tmp_path: Path) -> None:
 
 
 # -- torch.compile -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("settings", [{}, {"where": "kv"}], ids=str)
-@torch.no_grad()
-def test_a_compiled_model_gives_the_same_result(name: str, settings: dict[str, Any]) -> None:
-    """With breaks in the graph, around what merging adds; the rest is traced."""
-    torch.compiler.reset()
-    model, twin = denoiser(make(name)).eval(), denoiser(make(name)).eval()
-    calls = [varied(bare_call(model), step) for step in range(4)]
-    dense = [twin(**call)[0] for call in calls]
-    tomadiff.apply(model, **settings)
-    tomadiff.apply(twin, **settings)
-    model.compile(backend="eager")
-    for call in calls:
-        torch.testing.assert_close(model(**call)[0], twin(**call)[0])
-    tomadiff.remove(model)
-    for call, expected in zip(calls, dense):
-        torch.testing.assert_close(model(**call)[0], expected)
-
-
-def varied(call: dict[str, Any], step: int) -> dict[str, Any]:
-    """Another input at a later step."""
-    noisy = "sample" if "sample" in call else "hidden_states"
-    return {**call, noisy: call[noisy] * (1 + step), "timestep": call["timestep"] * (1 - 0.1 * step)}
 
 
 def test_compiling_is_part_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
