@@ -228,7 +228,8 @@ class Patch:
         hook.image = math.prod(self.grid(hook.place.level))
         if hook.idle:
             return
-        key = (self._grid_at(hook, hook.image), hook.ratio, hook.place.depth, hook.device())
+        grid = self._grid_at(hook, hook.image)
+        key = (grid, hook.ratio, hook.place.depth, hook.device())
         if key not in self._lengths:
             self._lengths[key] = lengths(self.config, *key)
         hook.short, hook.places = self._lengths[key]
