@@ -55,6 +55,14 @@ def test_dense_steps_have_no_map() -> None:
     assert [mapped.step for mapped in recorder.maps] == [2, 3]
 
 
+def test_a_map_is_of_the_ratio_that_its_step_has() -> None:
+    pipe = tomadiff.apply(make("sd1"), ratio=[(0, 0.25), (2, 0.75), (3, 0)])
+    recorder = Recorder(pipe)
+    draw(pipe, steps=4, callback_on_step_end=recorder)
+    shares = [len(mapped.destinations) / len(mapped.owners) for mapped in recorder.maps]
+    assert shares == [0.75, 0.75, 0.25]
+
+
 def test_maps_need_merging_and_a_grid() -> None:
     pipe = make("sd1")
     with pytest.raises(ValueError, match=r"tomadiff\.apply"):

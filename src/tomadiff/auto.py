@@ -99,7 +99,7 @@ def decide(patch: Patch, call: dict[str, Any]) -> Answer:
     precision = [sample[0].dtype, patch.model.dtype]
     if torch.is_autocast_enabled(device.type):
         precision.append(torch.get_autocast_dtype(device.type))
-    situation = (patch.grid(1), shapes, patch.others, *precision, device, patch.cut, patch.pace.remembers)
+    situation = (patch.grid(1), shapes, patch.others, *precision, device, patch.cut)
     if situation not in patch.answers:
         about = _about(patch, shapes, precision, device)
         file = cache() / "auto" / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.json"
@@ -144,7 +144,6 @@ def _about(
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "kernels": os.environ.get("TOMADIFF_KERNELS", "auto"),
         "cut": patch.cut,
-        "remembers": patch.pace.remembers,
         "settings": patch.config.asked(),
         "versions": versions(),
     }
@@ -242,7 +241,10 @@ class _Steps:
     """Calls as in a generation, dense and merged, of which the model's clock doesn't know."""
 
     def __init__(self, patch: Patch, call: Callable[[], Any], watch: _Watch) -> None:
-        self.patch, self.call, self.watch, self.pace = patch, call, watch, patch.pace
+        self.patch, self.call, self.watch = patch, call, watch
+        # as in a generation that is long enough to remember: what that takes counts
+        remembers = bool(patch.config.remember)
+        self.pace = Pace(remembers, every=patch.config.cadence(remembers)[1])
         # so far from each other that shifted layouts are always the same
         self.stride = 2 * max(self.pace.every, 1)
 

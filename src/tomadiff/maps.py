@@ -69,7 +69,12 @@ class Recorder:
         """The plan at the finest grid, first kind of site; none in a step that was left dense."""
         if self.patch.dense:
             return []
-        keys = [key for key in self.patch.plans if key.call == 0 and key.shifted == self.patch.shifted()]
+        ratios = {site.ratio for site in self.patch.sites}  # plans of earlier ranges of steps have others
+        keys = [
+            key
+            for key in self.patch.plans
+            if key.call == 0 and key.shifted == self.patch.shifted() and key.ratio in ratios
+        ]
         if not keys:
             return []
         # guidance may end on the way, which leaves plans of a larger batch behind
