@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import accelerate
+import cache_dit
 import pytest
 import torch
+from DeepCache import DeepCacheSDHelper
 from diffusers import (
     ControlNetModel,
     DDIMScheduler,
@@ -46,6 +53,8 @@ from diffusers.hooks import (
     apply_pyramid_attention_broadcast,
 )
 from diffusers.hooks.smoothed_energy_guidance_utils import _apply_smoothed_energy_guidance_hook
+from diffusers.models.attention_processor import SD3IPAdapterJointAttnProcessor2_0
+from diffusers.models.embeddings import IPAdapterTimeImageProjection
 from peft import LoraConfig, get_peft_model_state_dict
 from pipelines import WIDTH, bare_call, denoiser, draw, make, text, vae
 from torch import Tensor, nn
@@ -250,19 +259,33 @@ def ip_adapter(pipe: DiffusionPipeline) -> dict[str, dict[str, Tensor]]:
     return {"image_proj": projection, "ip_adapter": attention}
 
 
-@pytest.mark.parametrize(("name", "where"), [pair for pair in PAIRS if pair[0] != "sd3"])
+def sd3_ip_adapter(pipe: DiffusionPipeline) -> dict[str, dict[str, Tensor]]:
+    """The same for SD3, whose adapters know the time; their widths can't be less than these."""
+    torch.manual_seed(5)
+    projection = IPAdapterTimeImageProjection(8, 32, 64, depth=4, heads=1, num_queries=2, timestep_in_dim=16)
+    attention = {
+        f"{number}.{key}": value
+        for number in range(len(pipe.transformer.attn_processors))
+        for key, value in SD3IPAdapterJointAttnProcessor2_0(32, 32, 8, 64).state_dict().items()
+    }
+    return {"image_proj": projection.state_dict(), "ip_adapter": attention}
+
+
+@pytest.mark.parametrize(("name", "where"), PAIRS)
 def test_an_ip_adapter_acts_on_merged_tokens_alike_before_and_after_apply(name: str, where: str) -> None:
     pipe = make(name)
 
     def load(pipe: DiffusionPipeline) -> None:
-        denoiser(pipe)._load_ip_adapter_weights([ip_adapter(pipe)])
+        weights = sd3_ip_adapter(pipe) if name == "sd3" else [ip_adapter(pipe)]
+        denoiser(pipe)._load_ip_adapter_weights(weights)
 
     def run(pipe: DiffusionPipeline, seed: int = 0) -> Tensor:
         embeds = torch.randn(1, 1, 8, generator=torch.Generator().manual_seed(seed))
         if name == "flux":
             images = {"ip_adapter_image_embeds": [embeds], "negative_ip_adapter_image_embeds": [0 * embeds]}
         else:  # the negative ones first
-            images = {"ip_adapter_image_embeds": [torch.cat([0 * embeds, embeds])]}
+            both = torch.cat([0 * embeds, embeds])
+            images = {"ip_adapter_image_embeds": both if name == "sd3" else [both]}
         return draw(pipe, **images)
 
     load(pipe)
@@ -588,6 +611,107 @@ def test_caches_that_were_put_on_by_hand_are_refused_alike() -> None:
         apply_pyramid_attention_broadcast(denoiser(pipe), broadcast)
         with pytest.raises(ConfigError, match=r"pyramid_attention_broadcast.*tomadiff\.remove"):
             draw(pipe)
+
+
+@pytest.mark.parametrize(("name", "where"), UNETS)
+def test_deepcache_goes_on_and_off_in_any_order(name: str, where: str) -> None:
+    """In the steps between, it leaves out the inner blocks of a UNet, with all that is merged in them."""
+    pipe = make(name)
+    run: Draw = lambda: draw(pipe, steps=4)  # noqa: E731
+    dense = run()
+    helper = DeepCacheSDHelper(pipe=pipe)
+    helper.set_params(cache_interval=2, cache_branch_id=0)
+    helper.enable()
+    cached = run()
+    both = check(pipe, run, where=where)
+    helper.disable()
+    merged = check(pipe, run, where=where)
+    tomadiff.apply(pipe, where=where)
+    helper.enable()
+    assert torch.equal(run(), both), "in either order"
+    assert min(distance(both, other) for other in (dense, cached, merged)) > 1e-4
+    helper.disable()
+    assert torch.equal(run(), merged)
+
+
+@contextmanager
+def cached_by_cache_dit(pipe: DiffusionPipeline) -> Iterator[None]:
+    """After the first step, everything but the first block of each kind comes from the cache."""
+    config = cache_dit.DBCacheConfig(
+        Fn_compute_blocks=1, Bn_compute_blocks=0, max_warmup_steps=1, residual_diff_threshold=1e9
+    )
+    cache_dit.enable_cache(pipe, cache_config=config)
+    try:
+        yield
+    finally:
+        cache_dit.disable_cache(pipe)  # it is on the class of the pipeline
+
+
+@pytest.mark.parametrize(("name", "where"), [pair for pair in PAIRS if pair[0] in ("sd3", "flux")])
+def test_cache_dit_goes_on_and_off_in_any_order(name: str, where: str) -> None:
+    pipe = make(name)
+    run: Draw = lambda: draw(pipe, steps=4)  # noqa: E731
+    dense = run()
+    with cached_by_cache_dit(pipe):
+        cached = run()
+        both = check(pipe, run, where=where)
+        if where == "span":  # what it looks at after the first block has to be whole
+            assert torch.equal(check(pipe, run, where="block"), both)
+    merged = check(pipe, run, where=where)
+    tomadiff.apply(pipe, where=where)
+    with cached_by_cache_dit(pipe):
+        assert torch.equal(run(), both), "in either order"
+    assert min(distance(both, other) for other in (dense, cached, merged)) > 1e-4
+    assert torch.equal(run(), merged)
+
+
+def test_deepcache_and_cache_dit_go_with_sites_that_remember() -> None:
+    for name in ("sdxl", "flux"):
+        pipe = tomadiff.apply(make(name), ratio=0.5)
+        remembered = draw(pipe, steps=10)
+        if name == "flux":
+            with cached_by_cache_dit(pipe):
+                both = draw(pipe, steps=10)
+        else:
+            helper = DeepCacheSDHelper(pipe=pipe)
+            helper.set_params(cache_interval=3)
+            helper.enable()
+            both = draw(pipe, steps=10)
+        assert both.isfinite().all() and distance(both, remembered) > 1e-4
+
+
+def test_auto_does_not_measure_beside_cache_dit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOMADIFF_CACHE", str(tmp_path))
+    pipe = tomadiff.apply(make("flux"), "auto")
+    with cached_by_cache_dit(pipe), pytest.raises(ConfigError, match="measure beside a cache"):
+        draw(pipe)
+
+
+# -- quantised weights -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def torchao() -> Path:
+    """In a folder of its own: where it is installed, diffusers imports it, and every import says a lot."""
+    folder = Path.home() / ".cache" / "tomadiff-tests" / "torchao-0.18.0"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as partial:
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+            subprocess.run([*pip, f"{partial}/whole", "torchao==0.18.0"], check=True)
+            Path(f"{partial}/whole").rename(folder)
+    return folder
+
+
+def test_quantised_linear_layers(torchao: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "quantised.py"],
+        cwd=Path(__file__).parent,
+        env=os.environ | {"PYTHONPATH": f"{torchao}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 # -- schedulers --------------------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ def _check(patch: Patch) -> None:
             "auto can't measure under autograd: call the model under torch.no_grad(), or give a ratio "
             "without auto, to train with merging everywhere"
         )
-    if getattr(patch.model, "_cache_config", None) is not None:
+    if any(getattr(patch.model, mark, None) for mark in ("_cache_config", "_is_cached")):
         raise ConfigError(f"auto can't measure beside a cache, which counts calls as steps: {later}")
     if any(module._compiled_call_impl is not None for module in patch.model.modules()):
         raise ConfigError(f"auto can't measure inside what torch.compile compiled: {later}")

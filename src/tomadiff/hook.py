@@ -37,6 +37,7 @@ HOOK = "tomadiff"  # our name in diffusers' hook registries
 # caches that act around whole blocks; their hooks go around ours if they are enabled after ours are on
 BLOCK_CACHES = ("FirstBlockCacheConfig", "MagCacheConfig")
 BLOCK_CACHE_HOOKS = ("fbc_", "mag_cache_")  # how their names start
+BY_CACHE_DIT = "_is_cached"  # the mark of another cache around whole blocks, which has no hooks
 # hooks on attention, or on its queries, that keep tokens from step to step or take them for a grid
 INSIDE_BLOCKS = (
     *("pyramid_attention_broadcast", "faster_cache_block", "taylorseer_cache"),
@@ -167,6 +168,7 @@ class Patch:
         self.cut = (
             self.family.skips
             or any(call.get(name) is not None for name in self.family.between_blocks)
+            or getattr(self.model, BY_CACHE_DIT, False)
             or any(len(hook.place.module._diffusers_hook.hooks) > 1 for hook in self.sites)
         )
         self._check_modules()

@@ -1,0 +1,48 @@
+"""Linear layers with weights of 8 bits, by torchao. test_composition.py runs this in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pipelines import denoiser, draw, make
+from torch import Tensor
+from torchao.quantization import (
+    Int8DynamicActivationInt8WeightConfig,
+    Int8Tensor,
+    Int8WeightOnlyConfig,
+    quantize_,
+)
+
+import tomadiff
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "config"),
+    [
+        ("sd1", "span", Int8WeightOnlyConfig),
+        ("sdxl", "module", Int8WeightOnlyConfig),
+        ("sd3", "kv", Int8WeightOnlyConfig),
+        ("flux", "span", Int8WeightOnlyConfig),
+        ("flux", "module", Int8DynamicActivationInt8WeightConfig),
+    ],
+)
+def test_quantised_layers_run_on_merged_tokens(name: str, where: str, config: type) -> None:
+    pipe = make(name)
+    merged = draw(tomadiff.apply(pipe, ratio=0.5, where=where))
+    tomadiff.remove(pipe)
+    quantize_(denoiser(pipe), config())
+    layers = [part for part in denoiser(pipe).modules() if isinstance(part, torch.nn.Linear)]
+    assert all(isinstance(layer.weight, Int8Tensor) for layer in layers)
+    quantised = draw(pipe)
+    both = draw(tomadiff.apply(pipe, ratio=0.5, where=where))
+    assert all(site.kept < site.tokens for site in tomadiff.report(pipe).sites)
+    assert 1e-4 < distance(both, merged) < 0.05 and distance(both, quantised) > 1e-3
+    tomadiff.remove(pipe)
+    assert torch.equal(draw(pipe), quantised)
+    twin = tomadiff.apply(make(name), ratio=0.5, where=where)
+    quantize_(denoiser(twin), config())
+    assert torch.equal(draw(twin), both), "in either order"
