@@ -129,6 +129,14 @@ def test_a_pipeline_with_a_compiled_model_draws_the_same() -> None:
     assert graphs() == 2
 
 
+def test_training_in_one_graph_is_refused() -> None:
+    model = tomadiff.apply(shallow("flux"), ratio=0.5)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    call = tiny("flux").call(model, (8, 8), (0,), 0.5)
+    with pytest.raises(Exception, match=r"train without torch\.compile"):
+        compiled(**call, return_dict=False)[0].sum().backward()
+
+
 # -- block by block ----------------------------------------------------------------------------------------
 
 
@@ -166,6 +174,15 @@ def test_compiled_blocks_stay_compiled_when_merging_is_replaced_or_removed() -> 
     tomadiff.remove(model)
     torch.testing.assert_close(generated(model, "flux"), dense)
     assert all(block._compiled_call_impl is not None for block in model.transformer_blocks)
+
+
+def test_gradients_go_through_blocks_that_are_compiled_one_by_one() -> None:
+    model = tomadiff.apply(regional("flux", 1), ratio=0.5)
+    model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
+    call = tiny("flux").call(model, (8, 8), (0,), 0.5)
+    model(**call, return_dict=False)[0].sum().backward()
+    weight = model.transformer_blocks[0].attn.to_q.weight
+    assert weight.grad.isfinite().all() and weight.grad.any()
 
 
 def test_compiling_blocks_before_merging_is_refused() -> None:

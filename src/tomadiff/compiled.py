@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .errors import UnsupportedModelError
+from .errors import ConfigError, UnsupportedModelError
 from .families import Call
 
 if TYPE_CHECKING:
@@ -191,6 +191,17 @@ def _remember(site: int, place: int, x: Tensor, y: Tensor) -> Tensor:
 @_remember.register_fake
 def _(site: int, place: int, x: Tensor, y: Tensor) -> Tensor:
     return torch.empty_like(y)
+
+
+def _no_gradients(context: Any, *gradients: Any) -> None:
+    raise ConfigError(
+        "gradients can't go through merging in compiled code: train without torch.compile, "
+        "or compile the blocks alone, with compile_repeated_blocks()"
+    )
+
+
+for _operator in (_merge, _alike, _unmerge, _remember):
+    _operator.register_autograd(_no_gradients)
 
 
 def _merged(site: int, before: int, behind: int, sequence: Tensor, whole: Tensor) -> Merged:
