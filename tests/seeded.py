@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
+import diffusers
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def noise(seeds: tuple[int, ...], *shape: int) -> Tensor:
@@ -25,3 +29,16 @@ def positions(*grid: int) -> Tensor:
     """Where each token of a grid is, [N, axes]"""
     axes = torch.meshgrid(*(torch.arange(float(side)) for side in grid), indexing="ij")
     return torch.stack([axis.flatten() for axis in axes], dim=-1)
+
+
+def bare_pipeline(
+    name: str, model: nn.Module, scheduler: Any = None, **parts: Any
+) -> diffusers.DiffusionPipeline:
+    """A pipeline of diffusers around a model, with nothing else in it but a scheduler and these parts."""
+    pipeline = getattr(diffusers, name)
+    parameters = inspect.signature(pipeline.__init__).parameters.values()
+    empty = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.name != "self"]
+    if scheduler is None:
+        scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    place = "prior" if "prior" in empty else "transformer"
+    return pipeline(**dict.fromkeys(empty) | {place: model, "scheduler": scheduler} | parts)

@@ -28,7 +28,14 @@ from tomadiff.demo.embedded import EMBEDDED, load_embedded
 from tomadiff.hook import denoiser
 from tomadiff.load import load
 
-MILLIONS = {"sd15": 859.52, "sd21": 865.91, "sdxl": 2567.46, "sd35-medium": 2243.17, "flux-dev": 11901.41}
+MILLIONS = {
+    "sd15": 859.52,
+    "sd21": 865.91,
+    "sdxl": 2567.46,
+    "sd35-medium": 2243.17,
+    "flux-dev": 11901.41,
+    "sana": 1604.46,
+}
 SIZE = (64, 64)
 
 
@@ -62,7 +69,7 @@ def test_every_architecture_is_called_at_its_size_without_weights(name: str) -> 
     output = step(0)[0]
     assert output.device.type == "meta"
     assert output.numel() == step.model.config.in_channels * size[0] * size[1] // (
-        256 if name == "flux-dev" else 64  # there, four latents are one token
+        {"flux-dev": 256, "sana": 1024}.get(name, 64)  # four latents are one token, or one for 32 x 32 pixels
     )
 
 

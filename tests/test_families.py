@@ -318,7 +318,7 @@ def test_the_compared_methods_work_on_every_family(
 def draw(pipe: diffusers.DiffusionPipeline, case: ModuleType, seeds: tuple[int, ...] = (0,)) -> Tensor:
     pipe.set_progress_bar_config(disable=True)
     request = {"num_inference_steps": 2, "output_type": "latent", "return_dict": False}
-    return pipe(**request | case.request(seeds))[0]
+    return torch.as_tensor(pipe(**request | case.request(seeds))[0])
 
 
 def test_the_real_pipeline_draws_and_removal_is_bit_exact(

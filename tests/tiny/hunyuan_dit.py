@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import diffusers
 import torch
 from diffusers.models.embeddings import get_2d_rotary_pos_embed
-from seeded import noise, text, times
+from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
 MODEL = "HunyuanDiT2DModel"
@@ -37,4 +38,28 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "encoder_hidden_states_t5": text(seeds, 7, 32),
         "text_embedding_mask_t5": torch.ones(len(seeds), 7),
         "image_rotary_emb": get_2d_rotary_pos_embed(16, ((0, 0), grid), grid, output_type="pt"),
+    }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    return bare_pipeline(
+        "HunyuanDiTPipeline", model, diffusers.DDPMScheduler(), requires_safety_checker=False
+    )
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "prompt_embeds": text(seeds, 5, 32),
+        "prompt_attention_mask": torch.ones(len(seeds), 5),
+        "prompt_embeds_2": text(seeds, 7, 32),
+        "prompt_attention_mask_2": torch.ones(len(seeds), 7),
+        "negative_prompt_embeds": text((9,) * len(seeds), 5, 32),
+        "negative_prompt_attention_mask": torch.ones(len(seeds), 5),
+        "negative_prompt_embeds_2": text((9,) * len(seeds), 7, 32),
+        "negative_prompt_attention_mask_2": torch.ones(len(seeds), 7),
+        "latents": noise(seeds, 4, 16, 16),
+        "generator": torch.Generator().manual_seed(0),
+        "height": 128,
+        "width": 128,
+        "use_resolution_binning": False,
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import diffusers
 import torch
-from seeded import noise, text, times
+from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
 MODEL = "HunyuanImageTransformer2DModel"
@@ -30,4 +31,20 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "timestep": times(seeds, 1000 * time),
         "encoder_hidden_states": text(seeds, 7, 32),
         "encoder_attention_mask": torch.arange(7) < lengths,
+    }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    return bare_pipeline("HunyuanImagePipeline", model)
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "prompt_embeds": text(seeds, 7, 32),
+        "prompt_embeds_mask": torch.ones(len(seeds), 7),
+        "prompt_embeds_2": text(seeds, 3, 1472),
+        "prompt_embeds_mask_2": torch.ones(len(seeds), 3),
+        "latents": noise(seeds, 4, 16, 16),
+        "height": 512,
+        "width": 512,
     }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import diffusers
 import torch
 import torch.nn.functional as F
-from seeded import noise, positions, text, times
+from seeded import bare_pipeline, noise, positions, text, times
 from torch import nn
 
 MODEL = "Krea2Transformer2DModel"
@@ -38,4 +39,20 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "encoder_hidden_states": text(seeds, 7, 2, 32),
         "encoder_attention_mask": torch.arange(7) < lengths,
         "position_ids": F.pad(positions(*grid), (1, 0, 7, 0)),
+    }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    return bare_pipeline("Krea2Pipeline", model)
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "prompt_embeds": text(seeds, 7, 2, 32),
+        "prompt_embeds_mask": torch.ones(len(seeds), 7, dtype=torch.bool),
+        "negative_prompt_embeds": text((9,) * len(seeds), 7, 2, 32),
+        "negative_prompt_embeds_mask": torch.ones(len(seeds), 7, dtype=torch.bool),
+        "latents": noise(seeds, 64, 16),
+        "height": 128,
+        "width": 128,
     }

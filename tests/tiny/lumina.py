@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import diffusers
 import torch
 from diffusers.models.embeddings import get_2d_rotary_pos_embed_lumina
-from seeded import noise, text, times
+from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
 MODEL = "LuminaNextDiT2DModel"
@@ -30,4 +31,20 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "encoder_mask": torch.arange(7) < lengths,
         "image_rotary_emb": get_2d_rotary_pos_embed_lumina(16, 16, 16),
         "cross_attention_kwargs": {},
+    }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    return bare_pipeline("LuminaPipeline", model)
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "prompt_embeds": text(seeds, 7, 32),
+        "prompt_attention_mask": torch.ones(len(seeds), 7, dtype=torch.long),
+        "negative_prompt_embeds": text((9,) * len(seeds), 7, 32),
+        "negative_prompt_attention_mask": torch.ones(len(seeds), 7, dtype=torch.long),
+        "latents": noise(seeds, 4, 16, 16),
+        "height": 128,
+        "width": 128,
     }

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import diffusers
 import torch
-from seeded import noise, text, times
+from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
 MODEL = "PRXTransformer2DModel"
@@ -26,4 +27,21 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "timestep": times(seeds, time),
         "encoder_hidden_states": text(seeds, 7, 32),
         "attention_mask": torch.arange(7) < lengths,
+    }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    return bare_pipeline("PRXPipeline", model, vae=None)
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "prompt_embeds": text(seeds, 7, 32),
+        "prompt_attention_mask": torch.ones(len(seeds), 7, dtype=torch.bool),
+        "negative_prompt_embeds": text((9,) * len(seeds), 7, 32),
+        "negative_prompt_attention_mask": torch.ones(len(seeds), 7, dtype=torch.bool),
+        "latents": noise(seeds, 4, 16, 16),
+        "height": 128,
+        "width": 128,
+        "use_resolution_binning": False,
     }

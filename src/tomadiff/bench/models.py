@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from diffusers import (
+    AutoencoderDC,
     AutoencoderKL,
     DDIMScheduler,
     DiffusionPipeline,
@@ -22,6 +23,8 @@ from diffusers import (
     FluxPipeline,
     FluxTransformer2DModel,
     ModelMixin,
+    SanaPipeline,
+    SanaTransformer2DModel,
     SchedulerMixin,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
@@ -37,7 +40,8 @@ from ..hook import denoiser, parameter_names
 
 PROMPT = "a red apple"  # which the embedded models know, too
 STEPS = 1000  # entries of a table of timesteps
-TEXT_TOKENS = {"unet": 77, "sd3": 77 + 256, "flux": 512}  # of each family's text encoders, CLIP and T5
+# of each family's text encoders, CLIP, T5 and Gemma
+TEXT_TOKENS = {"unet": 77, "sd3": 77 + 256, "flux": 512, "sana": 300}
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Architecture:
     steps: int  # of a generation in the paper
     pipeline: Callable[..., DiffusionPipeline]
     model: Callable[..., ModelMixin]
-    vae: Callable[..., AutoencoderKL]
+    vae: Callable[..., ModelMixin]
     scheduler: Callable[[], SchedulerMixin]
     config: dict[str, Any]  # of the model
 
@@ -184,6 +188,28 @@ ARCHITECTURES = {
             "axes_dims_rope": (16, 56, 56),
         },
     ),
+    "sana": Architecture(
+        title="Sana 1.6B",
+        size=(1024, 1024),
+        steps=20,
+        pipeline=SanaPipeline,
+        model=SanaTransformer2DModel,
+        vae=partial(AutoencoderDC, scaling_factor=0.41407),
+        scheduler=partial(FlowMatchEulerDiscreteScheduler, shift=3.0),
+        config={
+            "sample_size": 32,
+            "patch_size": 1,
+            "in_channels": 32,
+            "out_channels": 32,
+            "num_layers": 20,
+            "num_attention_heads": 70,
+            "attention_head_dim": 32,
+            "num_cross_attention_heads": 20,
+            "cross_attention_head_dim": 112,
+            "cross_attention_dim": 2240,
+            "caption_channels": 2304,
+        },
+    ),
 }
 
 
@@ -226,9 +252,11 @@ def depth_note(name: str, depth: float) -> str:
     if depth == 1:
         return ""
     shallow, full = skeleton_of(name, depth), skeleton_of(name)
+    blocks = [block for block in family_of(full).blocks if _count(full, block.name)]
+    kinds = [block.whole.kind if block.whole else "block" for block in blocks]
     counts = [
-        f"{_count(shallow, block.name)} of {_count(full, block.name)} {block.whole.kind}"
-        for block in family_of(full).blocks
+        f"{_count(shallow, block.name)} of {_count(full, block.name)} {kind}"
+        for block, kind in zip(blocks, kinds)
     ]
     return f"{' and '.join(counts)} blocks".replace("block blocks", "transformer blocks")  # in a UNet
 
@@ -289,7 +317,12 @@ def arguments(
         raise ValueError(f"{type(pipe).__name__} takes no {' or '.join(missing)}")
     if any(part is not None for name, part in pipe.components.items() if name.startswith("text_encoder")):
         return {"prompt": [prompt] * batch, **call}
-    return {**_embeddings(denoiser(pipe)[0], batch, guided=guidance is None or guidance > 1), **call}
+    embeddings = _embeddings(denoiser(pipe)[0], batch, guided=guidance is None or guidance > 1)
+    masks = {name.replace("embeds", "attention_mask"): embeds for name, embeds in embeddings.items()}
+    call |= {name: torch.ones_like(embeds[..., 0]) for name, embeds in masks.items() if name in takes}
+    if "use_resolution_binning" in takes:  # to sizes that weights were trained on
+        call |= {"use_resolution_binning": False, "negative_prompt": None}
+    return {**embeddings, **call}
 
 
 def _embeddings(model: ModelMixin, batch: int, guided: bool) -> dict[str, Tensor]:
@@ -299,7 +332,8 @@ def _embeddings(model: ModelMixin, batch: int, guided: bool) -> dict[str, Tensor
     if family == "unet" and config.addition_embed_type == "text_time":
         # SDXL puts the pooled prompt beside six numbers about size and crop
         pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
-    width = config.cross_attention_dim if family == "unet" else config.joint_attention_dim
+    names = {"unet": "cross_attention_dim", "sana": "caption_channels"}
+    width = config[names.get(family, "joint_attention_dim")]
     shapes = {"prompt_embeds": (batch, TEXT_TOKENS[family], width)}
     if pooled is not None:
         shapes["pooled_prompt_embeds"] = (batch, pooled)
@@ -373,7 +407,10 @@ def _step(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Step:
     if "sample" in kwargs:  # tomesd looks for a UNet's sample among the positional arguments
         kwargs = dict(kwargs)
         args = (kwargs.pop("sample"), *args)
-    place = "timestep" if "timestep" in kwargs else parameter_names(model).index("timestep")
+    time = family_of(model).time
+    if time is None:
+        raise ValueError(f"{type(model).__name__} isn't told the time, and can't be called at a step")
+    place = time if time in kwargs else parameter_names(model).index(time)
     timestep: Tensor = kwargs[place] if isinstance(place, str) else args[place]
     first = timestep.flatten()[0]
     # not read but computed with: reading would wait for the device, and a meta tensor has no value

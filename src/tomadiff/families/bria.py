@@ -46,5 +46,6 @@ FAMILY = Family(
     models=("BriaTransformer2DModel", "BriaFiboTransformer2DModel"),
     blocks=(*flux.blocks("Bria", "attention_kwargs"), *FIBO),
     between_blocks=flux.CONTROL,
+    pipelines=("BriaPipeline",),
     **flux.PICTURES,
 )

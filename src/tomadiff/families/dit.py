@@ -28,4 +28,5 @@ FAMILY = Family(
     ),
     grid_from="hidden_states",
     grid=latent_grid,
+    pipelines=("DiTPipeline",),
 )

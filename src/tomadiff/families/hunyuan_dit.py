@@ -40,4 +40,5 @@ FAMILY = Family(
     grid_from="hidden_states",
     grid=latent_grid,
     skips=True,
+    pipelines=("HunyuanDiTPipeline",),
 )

@@ -39,4 +39,5 @@ FAMILY = Family(
     ),
     grid_from="hidden_states",
     grid=latent_grid,
+    pipelines=("HunyuanImagePipeline",),
 )

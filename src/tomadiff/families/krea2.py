@@ -42,4 +42,5 @@ FAMILY = Family(
     ),
     grid_from="position_ids",
     grid=grid,
+    pipelines=("Krea2Pipeline",),
 )

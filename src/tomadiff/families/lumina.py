@@ -43,4 +43,5 @@ FAMILY = Family(
     grid_from="hidden_states",
     grid=latent_grid,
     ascending=True,
+    pipelines=("LuminaPipeline",),
 )

@@ -10,5 +10,6 @@ FAMILY = Family(
     covers="Ovis-Image",
     models=("OvisImageTransformer2DModel",),
     blocks=flux.blocks("OvisImage"),
+    pipelines=("OvisImagePipeline",),
     **flux.PICTURES,
 )

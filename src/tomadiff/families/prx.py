@@ -32,4 +32,5 @@ FAMILY = Family(
     ),
     grid_from="hidden_states",
     grid=latent_grid,
+    pipelines=("PRXPipeline",),
 )
