@@ -626,7 +626,7 @@ class SiteHook(ModelHook):
             if arguments.get(mask) is not None:
                 raise ConfigError(
                     f"{self.place.name} was called with {mask}, a mask over image tokens, which merged ones "
-                    "can't have: call the model without it, or tomadiff.remove first"
+                    f"can't have: {site.unmasked}, or tomadiff.remove first"
                 )
         if site.weigh_keys is not None and merged.key_bias is not None:
             site.weigh_keys(call, F.pad(merged.key_bias, merged.around))

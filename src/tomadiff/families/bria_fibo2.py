@@ -27,7 +27,11 @@ def others(model: nn.Module, latent: Tensor, context: list[Tensor] | None) -> tu
     return 0, sum(math.prod(latent_grid(model, reference)) for reference in context or ())
 
 
-SEQUENCE: dict[str, Any] = {"lead": True, "rotary": (Rows("freqs_cis", axis=1),)}
+SEQUENCE: dict[str, Any] = {
+    "lead": True,
+    "rotary": (Rows("freqs_cis", axis=1),),
+    "unmasked": "draw prompts of different lengths one by one",
+}
 ATTENTION: dict[str, Any] = SEQUENCE | {"mask": "attention_mask"}
 
 FAMILY = Family(

@@ -41,7 +41,8 @@ class Site:
     rotary: tuple[Rows, ...] = ()  # the positions of queries and keys
     follows: tuple[Rows, ...] = ()  # what else belongs to single tokens
     first_frame: str | None = None  # the argument that tells how many tokens are the first frame's
-    mask: str | None = None  # the argument that would hold a mask over image keys
+    mask: str | None = None  # the argument that would hold a mask over image keys, which is refused
+    unmasked: str = "call the model without it"  # what to do instead
     # normalises the tokens to make a plan from, where they don't come normalised
     features: Callable[[nn.Module, Call], Tensor] | None = None
     # hands a bias on the keys that come from the site's tokens, [B, S], to the call

@@ -22,6 +22,8 @@ def grid(model: nn.Module, latent: Tensor) -> tuple[int, ...]:
     return tuple(sides) if frames == 1 else (frames, *sides)
 
 
+DENSE_ATTENTION = 'use a model with attention_type="regular"'
+
 FAMILY = Family(
     name="kandinsky5",
     covers="Kandinsky 5 image and video",
@@ -36,9 +38,16 @@ FAMILY = Family(
                 features=normalised,
                 rotary=(Rows("rope", axis=1),),
                 mask="sparse_params",
+                unmasked=DENSE_ATTENTION,
             ),
             modules=(
-                Site("self", "self_attention", rotary=(Rows("rotary_emb", axis=1),), mask="sparse_params"),
+                Site(
+                    "self",
+                    "self_attention",
+                    rotary=(Rows("rotary_emb", axis=1),),
+                    mask="sparse_params",
+                    unmasked=DENSE_ATTENTION,
+                ),
                 Site("cross", "cross_attention"),
                 Site("mlp", "feed_forward", tokens="x"),
             ),

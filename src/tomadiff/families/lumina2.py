@@ -21,6 +21,7 @@ SEQUENCE: dict[str, Any] = {
     "lead": True,
     "rotary": (Rows("image_rotary_emb", axis=1),),
     "mask": "attention_mask",
+    "unmasked": "draw prompts of different lengths one by one",
 }
 
 FAMILY = Family(

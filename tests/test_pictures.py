@@ -1,0 +1,68 @@
+"""What is particular to pictures: references beside them, and batches that can't be merged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
+from tiny import build, tiny
+from torch import nn
+
+import tomadiff
+from tomadiff.errors import ConfigError, UnsupportedModelError
+
+
+def made(name: str, seeds: tuple[int, ...] = (0, 1)) -> tuple[nn.Module, dict[str, Any]]:
+    case = tiny(name)
+    model = build(case)
+    return tomadiff.apply(model, ratio=0.5), case.call(model, (8, 8), seeds, 0.5)
+
+
+@torch.no_grad()
+def test_calls_that_read_a_reference_stay_dense() -> None:
+    model, call = made("glm_image", (0,))
+    caches = GlmImageKVCache(num_layers=2)
+    caches.set_mode("write")
+    model(**call, kv_caches=caches)
+    assert caches[0].k_caches[0].shape[1] == 64 + 7, "all tokens of the reference, and its text"
+    caches.set_mode("read")
+    model(**call | {"timestep": torch.tensor([400.0])}, kv_caches=caches)
+    assert {(s.calls, s.dense_calls, s.kept) for s in tomadiff.report(model).sites} == {(2, 1, 32)}
+
+
+@torch.no_grad()
+def test_pictures_that_start_at_different_places_are_refused() -> None:
+    model, call = made("lumina2")
+    model(**call)
+    lengths = torch.tensor([[3], [5]])
+    with pytest.raises(ConfigError, match="prompts of different lengths one by one"):
+        model(**call | {"encoder_attention_mask": torch.arange(7) < lengths})
+
+
+@torch.no_grad()
+def test_prompts_of_different_lengths_behind_the_picture_are_fine() -> None:
+    model, call = made("z_image")
+    long = [call["cap_feats"][0], torch.cat([call["cap_feats"][1]] * 6)]  # 7 tokens, and 42
+    together = model(**call | {"cap_feats": long}, return_dict=False)[0]
+    for place in range(2):
+        alone = {"x": call["x"][place : place + 1], "cap_feats": long[place : place + 1]}
+        alone = model(**call | alone | {"t": call["t"][:1]}, return_dict=False)[0]
+        torch.testing.assert_close(alone[0], together[place], atol=1e-3, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_pictures_of_different_sizes_in_a_batch_are_refused() -> None:
+    model, call = made("z_image")
+    with pytest.raises(UnsupportedModelError, match="one size"):
+        model(**call | {"x": [call["x"][0], call["x"][1][..., :8]]})
+    with pytest.raises(UnsupportedModelError, match="omni"):
+        model(**call | {"x": [[x] for x in call["x"]]})
+
+
+@torch.no_grad()
+def test_block_sparse_attention_is_refused() -> None:
+    model, call = made("kandinsky5", (0,))
+    with pytest.raises(ConfigError, match="attention_type"):
+        model(**call, sparse_params={"to_fractal": False, "sta_mask": None, "P": 0.5})
