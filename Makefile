@@ -9,7 +9,7 @@ demo: $(VENV)/ready
 	$(RUN)/tomadiff demo
 
 test: $(VENV)/ready lint browser
-	$(RUN)/python -m pytest
+	$(RUN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 lint: $(VENV)/ready
 	$(RUN)/ruff check src tests examples

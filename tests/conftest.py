@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,18 @@ from pipelines import MAKERS, make
 from tomadiff.quality.weights import WEIGHTS, fetch
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
+
+
+# Files that take long go first, so that two workers end together. Ray's look for its processes: one by one.
+LONG = ("test_eval_ray", "test_serving", "test_families", "test_compile", "test_ui_browser", "test_promises")
+GROUPS = {"test_eval_ray": "ray", "test_serving": "ray"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For `make test`, which has two workers: each file is one's, since its tests share models and servers."""
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(GROUPS.get(item.path.stem, item.path.stem)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +45,9 @@ def pipe(name: str) -> Iterator[DiffusionPipeline]:
 def downloaded() -> Path:
     """The real weights, through the package's own fetch, kept for the next run of the tests."""
     folder = Path.home() / ".cache" / "tomadiff-tests"
-    with pytest.MonkeyPatch.context() as patch:
+    folder.mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch, (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may want them at the same time
         patch.setenv("TOMADIFF_CACHE", str(folder))
         for name in WEIGHTS:
             fetch(name)
