@@ -20,7 +20,7 @@ GROUPS = {"test_eval_ray": "ray", "test_serving": "ray"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `make test`, which has two workers: each file is one's, since its tests share models and servers."""
+    """For `make test`, which has two workers: a file is for one, as its tests share models and servers."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     for item in items:
         item.add_marker(pytest.mark.xdist_group(GROUPS.get(item.path.stem, item.path.stem)))
