@@ -78,11 +78,12 @@ def table(counted: Counted, devices: Sequence[Device] = tuple(DEVICES.values()))
 
 def _grid(step: Step, model: nn.Module, family: Family, size: tuple[int, int]) -> tuple[int, ...]:
     """The grid of tokens. A model without weights has no values to read it from, but as many tokens."""
-    source = step.argument(family.grid_from)
-    if source.is_meta and family.grid_from.endswith("ids"):
-        rows = round((len(source) * size[0] / size[1]) ** 0.5)
-        return rows, len(source) // rows
-    return family.grid(model, source)
+    names = [family.grid_from] if isinstance(family.grid_from, str) else family.grid_from
+    sources = [step.argument(name) for name in names]
+    if names[0].endswith("ids") and sources[0].is_meta:
+        rows = round((len(sources[0]) * size[0] / size[1]) ** 0.5)
+        return rows, len(sources[0]) // rows
+    return family.grid(model, *sources)
 
 
 def _tell(done: int, of: int) -> None:

@@ -17,6 +17,7 @@ import torch
 from diffusers import (
     AutoencoderDC,
     AutoencoderKL,
+    AutoencoderKLWan,
     DDIMScheduler,
     DiffusionPipeline,
     FlowMatchEulerDiscreteScheduler,
@@ -31,6 +32,9 @@ from diffusers import (
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
+    UniPCMultistepScheduler,
+    WanPipeline,
+    WanTransformer3DModel,
 )
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
@@ -41,7 +45,7 @@ from ..hook import denoiser, parameter_names
 PROMPT = "a red apple"  # which the embedded models know, too
 STEPS = 1000  # entries of a table of timesteps
 # of each family's text encoders, CLIP, T5 and Gemma
-TEXT_TOKENS = {"unet": 77, "sd3": 77 + 256, "flux": 512, "sana": 300}
+TEXT_TOKENS = {"unet": 77, "sd3": 77 + 256, "flux": 512, "sana": 300, "wan": 512}
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Architecture:
     """A published model, without its weights."""
 
     title: str
-    size: tuple[int, int]  # of its pictures: height and width in pixels
+    size: tuple[int, int]  # of its pictures, or of frames: height and width in pixels
     steps: int  # of a generation in the paper
     pipeline: Callable[..., DiffusionPipeline]
     model: Callable[..., ModelMixin]
@@ -210,6 +214,28 @@ ARCHITECTURES = {
             "caption_channels": 2304,
         },
     ),
+    "wan-1.3b": Architecture(
+        title="Wan 2.1 1.3B",
+        size=(480, 832),
+        steps=50,
+        pipeline=WanPipeline,
+        model=WanTransformer3DModel,
+        vae=AutoencoderKLWan,
+        scheduler=partial(
+            UniPCMultistepScheduler, prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+        ),
+        config={
+            "patch_size": (1, 2, 2),
+            "num_attention_heads": 12,
+            "attention_head_dim": 128,
+            "in_channels": 16,
+            "out_channels": 16,
+            "text_dim": 4096,
+            "freq_dim": 256,
+            "ffn_dim": 8960,
+            "num_layers": 30,
+        },
+    ),
 }
 
 
@@ -332,7 +358,7 @@ def _embeddings(model: ModelMixin, batch: int, guided: bool) -> dict[str, Tensor
     if family == "unet" and config.addition_embed_type == "text_time":
         # SDXL puts the pooled prompt beside six numbers about size and crop
         pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
-    names = {"unet": "cross_attention_dim", "sana": "caption_channels"}
+    names = {"unet": "cross_attention_dim", "sana": "caption_channels", "wan": "text_dim"}
     width = config[names.get(family, "joint_attention_dim")]
     shapes = {"prompt_embeds": (batch, TEXT_TOKENS[family], width)}
     if pooled is not None:
@@ -363,7 +389,7 @@ class Step:
 
     def argument(self, name: str) -> Any:
         """An argument of the call by its name."""
-        return (dict(zip(parameter_names(self.model), self.args)) | self.kwargs)[name]
+        return (dict(zip(parameter_names(self.model), self.args)) | self.kwargs).get(name)
 
     def on(self, model: nn.Module) -> Step:
         """The same call of another model, on that model's device."""
