@@ -79,7 +79,7 @@ class Config:
         with no merging at all, a speed limit to measure against, not a way to make pictures.
     regions ("tile"): merge within "tile"s, within "stripe"s of the sequence, or "global"ly.
     region_size (8): tokens on a tile's side; a stripe is as long as a tile has tokens. In video, a tile lies
-        within a frame; give one size for each axis, as in (2, 8, 8), for boxes over time, height and width.
+        within a frame; give one size for each axis, as in (4, 4, 4), for boxes over time, height and width.
     assign ("region"): a token goes to destinations of its own "region", or "global"ly to any.
     where ("span"): merge around each "block", around each "module" in it, once around a "span" of
         consecutive blocks, or only the keys and values of self-attention ("kv").
@@ -305,7 +305,7 @@ class Config:
         if not sizes or not all(_is_int(size) and size >= 1 for size in sizes):
             raise ConfigError(
                 f"region_size={self.region_size!r} must be a whole number of at least 1, "
-                "or one for each axis of the grid of tokens, as in (2, 8, 8)"
+                "or one for each axis of the grid of tokens, as in (4, 4, 4)"
             )
         if isinstance(self.region_size, list):
             object.__setattr__(self, "region_size", tuple(sizes))
