@@ -50,7 +50,7 @@ def test_the_fastest_within_the_budget_is_chosen_with_reasons() -> None:
     assert tune.chosen(LINES, {"psnr": 30.0, "ssim": 0.35}, 8)["way"] == "a", "both have to be met"
     chosen, faster = tune.reasons(LINES, BUDGET, best)
     assert (
-        "b at 0.5 (1.50x, PSNR 31.0 dB" in chosen
+        "b at 0.5 (1.50x, PSNR 31.000 dB" in chosen
         and "of 5 settings, the fastest that keeps PSNR 30" in chosen
     )
     assert "c at 0.5 (1.90x" in faster

@@ -242,6 +242,6 @@ def reasons(lines: Sequence[Row], budget: Budget, best: Row | None) -> list[str]
 def _told(line: Row) -> str:
     speed = f"{line['speedup']:.2f}x" if line["speedup"] else "no time to compare"
     return (
-        f"{label(line['way'], line['ratio'])} ({speed}, PSNR {line['psnr']:.1f} dB, SSIM {line['ssim']:.3f}, "
+        f"{label(line['way'], line['ratio'])} ({speed}, PSNR {line['psnr']:.3f} dB, SSIM {line['ssim']:.4f}, "
         f"worst tenth {line['psnr_worst']:.1f} dB)"
     )
