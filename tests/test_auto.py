@@ -172,11 +172,25 @@ def test_what_can_not_be_measured_is_refused_until_it_was() -> None:
     with pytest.raises(ConfigError, match="beside a cache"):
         draw(pipe)
     model.disable_cache()
-    model.transformer_blocks[0].compile()
+    model.compile(backend="eager")
     with pytest.raises(ConfigError, match="compile"):
         draw(pipe)
-    model.transformer_blocks[0]._compiled_call_impl = None
+    model._compiled_call_impl = None
     draw(pipe)
+    model.enable_cache(FirstBlockCacheConfig(threshold=0.1))
+    assert draw(pipe).isfinite().all(), "now it is known"
+
+
+def test_blocks_that_are_compiled_one_by_one_are_measured_as_they_are(
+    everything_gains: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = tomadiff.apply(make("flux"))
+    expected = draw(pipe)
+    tomadiff.apply(pipe, "auto")
+    draw(pipe)
+    pipe.transformer.compile_repeated_blocks(backend="eager", fullgraph=True)
+    torch.testing.assert_close(draw(pipe), expected)
+    assert measured(caplog) == 2, "compiled blocks have other times"
 
 
 def test_an_error_while_measuring_leaves_the_pipeline_usable(everything_gains: None) -> None:

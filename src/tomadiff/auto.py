@@ -99,7 +99,7 @@ def decide(patch: Patch, call: dict[str, Any]) -> Answer:
     precision = [sample[0].dtype, patch.model.dtype]
     if torch.is_autocast_enabled(device.type):
         precision.append(torch.get_autocast_dtype(device.type))
-    situation = (patch.grid(1), shapes, patch.others, *precision, device, patch.cut)
+    situation = (patch.grid(1), shapes, patch.others, *precision, device, _cut(patch), _compiled(patch))
     if situation not in patch.answers:
         about = _about(patch, shapes, precision, device)
         file = cache() / "auto" / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.json"
@@ -109,6 +109,20 @@ def decide(patch: Patch, call: dict[str, Any]) -> Answer:
 
 def group_of(hook: SiteHook) -> Group:
     return hook.site.kind, hook.place.level
+
+
+def _cut(patch: Patch) -> bool:
+    """Whether blocks are runs of their own; a cache cuts runs too, but takes the answer from without it."""
+    return patch.cut and not _cached(patch)
+
+
+def _cached(patch: Patch) -> bool:
+    return any(getattr(patch.model, mark, None) for mark in ("_cache_config", "_is_cached"))
+
+
+def _compiled(patch: Patch) -> bool:
+    """Whether blocks are, one by one."""
+    return any(hook.region.settings is not None for hook in patch.sites)
 
 
 def _sample(patch: Patch, call: dict[str, Any]) -> list[Tensor]:
@@ -143,7 +157,8 @@ def _about(
         "processor": processor(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "kernels": os.environ.get("TOMADIFF_KERNELS", "auto"),
-        "cut": patch.cut,
+        "cut": _cut(patch),
+        "compiled": _compiled(patch),
         "settings": patch.config.asked(),
         "versions": versions(),
     }
@@ -185,10 +200,10 @@ def _check(patch: Patch) -> None:
             "auto can't measure under autograd: call the model under torch.no_grad(), or give a ratio "
             "without auto, to train with merging everywhere"
         )
-    if any(getattr(patch.model, mark, None) for mark in ("_cache_config", "_is_cached")):
+    if _cached(patch):
         raise ConfigError(f"auto can't measure beside a cache, which counts calls as steps: {later}")
-    if any(module._compiled_call_impl is not None for module in patch.model.modules()):
-        raise ConfigError(f"auto can't measure inside what torch.compile compiled: {later}")
+    if patch.model._compiled_call_impl is not None:
+        raise ConfigError(f"auto can't measure inside a model that compile() compiled as a whole: {later}")
 
 
 def measure(patch: Patch, call: Callable[[], Any], about: dict[str, Any]) -> Answer:
