@@ -158,7 +158,7 @@ def test_a_declared_model_does_the_same_where_the_same_is_said() -> None:
         ({"grid": 64}, "rows and columns"),
         ({"text": "middle"}, '"first", "last" or None'),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_names_that_do_not_fit_are_refused_with_what_is_there(
     model: HomeMade, said: dict[str, Any], says: str
