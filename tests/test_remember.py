@@ -11,7 +11,10 @@ from pipelines import bare_call, denoiser, draw, make, text
 from torch import Tensor, nn
 
 import tomadiff
-from tomadiff.hook import Patch, SiteHook
+from tomadiff.config import Config
+from tomadiff.hook import KeptPlan, Patch, SiteHook
+from tomadiff.memory import Memory
+from tomadiff.methods import METHODS
 from tomadiff.pace import Pace
 
 
@@ -191,3 +194,15 @@ def test_memory_does_not_grow_and_goes_with_the_patch(pipe: DiffusionPipeline) -
     draw(pipe, steps=1, size=(64, 64))
     memories = [memory for hook in denoiser(pipe)._tomadiff.sites for memory in hook.memories.values()]
     assert 0 < sum(memory.dense.change.numel() for memory in memories) < sizes[0]
+
+
+def test_a_forecast_keeps_its_slope_where_a_cache_leaves_dense_steps_out() -> None:
+    """Then another plan comes with no dense step in between."""
+    first, second, features = torch.randn(3, 2, 64, 8, generator=torch.Generator().manual_seed(0))
+    memory = Memory.of(1, second, Memory.of(0, first, None))
+    for step, shifted in ((2, False), (4, True)):
+        plan = METHODS["toma"](features, (8, 8), 0.5, Config(region_size=4), shifted=shifted)
+        merged = plan.merge(plan.regions.arrange(features))
+        change = memory.change(KeptPlan(plan, None, step, step), merged, step)
+        expected = second + (step - 1) * (second - first)
+        torch.testing.assert_close(plan.regions.restore(change), expected)

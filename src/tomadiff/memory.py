@@ -57,6 +57,8 @@ class Memory:
 
     def _begin(self, kept: KeptPlan, merged: Tensor, step: int) -> None:
         dense, plan = self.dense, kept.plan
+        if self.kept is not None and self.whole.slope is not None:  # a cache left the last dense step out
+            dense = Line(dense.step, dense.change, self.kept.plan.regions.restore(self.whole.slope))
         slope = None if dense.slope is None else plan.regions.arrange(dense.slope)
         self.kept, self.dense = kept, Line(dense.step, dense.change)  # its slope lives on in the others
         self.whole = Line(step, plan.regions.arrange(dense.at(step)), slope)
