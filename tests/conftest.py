@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,13 @@ def name(request: pytest.FixtureRequest) -> str:
 def pipe(name: str) -> Iterator[DiffusionPipeline]:
     """A fresh pipeline of each kind."""
     yield make(name)
+
+
+@pytest.fixture(scope="module")
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

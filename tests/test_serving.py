@@ -102,19 +102,16 @@ def seconds(process: psutil.Process) -> float:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server(free_port: int) -> Iterator[Server]:
     """The example, started as its page says."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets are in it: their paths must be short
     environment = os.environ | {"RAY_ADDRESS": "local", "RAY_TMPDIR": str(folder)} | GIVE_BACK
-    command = [sys.executable, str(EXAMPLE), "--port", str(port)]
+    command = [sys.executable, str(EXAMPLE), "--port", str(free_port)]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
-        wait_for(Server(port, process), folder / "log")
-        yield Server(port, process)
+        wait_for(Server(free_port, process), folder / "log")
+        yield Server(free_port, process)
     finally:
         everybody = psutil.Process(process.pid).children(recursive=True)
         process.terminate()

@@ -136,14 +136,19 @@ def run(args: argparse.Namespace) -> int:
     if store.damaged:
         print(f"{len(store.damaged)} damaged pictures are drawn again", file=sys.stderr)
     works = store.missing(prompts, seeds)
-    interrupted = False
+    ended, status = "", 0
     try:
         draw_all(store, works, engine(args, job, works))
     except KeyboardInterrupt:
-        interrupted = True
-        print("\ninterrupted: what follows is of what was finished; --resume goes on", file=sys.stderr)
+        ended, status = "interrupted", 130
+    except ray_engine.ClusterError as error:
+        if not store.rows:
+            raise
+        ended, status = f"tomadiff: {error}", 2
+    if ended:
+        print(f"\n{ended}: what follows is of what was finished; --resume goes on", file=sys.stderr)
     judge(store, store.asked(prompts, seeds), judges)
-    return 130 if interrupted else 0
+    return status
 
 
 def settle(args: argparse.Namespace) -> None:

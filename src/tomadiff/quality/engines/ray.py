@@ -56,9 +56,20 @@ def run(job: Job, works: Sequence[Work], cluster: Cluster) -> Iterator[Drawing]:
         ray.init(address=cluster.address or "local", log_to_driver=False, include_dashboard=False)
     try:
         yield from Crew(ray, job, works, cluster).draw_all()
+    except _losses(ray) as error:
+        raise ClusterError(f"the cluster is lost: {reason_of(error)}") from error
     finally:
         if started:
             ray.shutdown()
+
+
+def _losses(ray: Any) -> tuple[type[Exception], ...]:
+    """What Ray raises when the cluster is gone; through its client, also what gRPC does."""
+    if find_spec("grpc") is None:
+        return (ray.exceptions.RayError, ConnectionError)
+    import grpc
+
+    return (ray.exceptions.RayError, ConnectionError, grpc.RpcError)
 
 
 class Worker:
@@ -187,10 +198,7 @@ class Crew:
     def again(self, work: Work, attempt: int, error: Exception) -> None:
         what = f"{work.prompt!r} with seed {work.seed}, {label(*work.ways[0])},"
         if attempt == ATTEMPTS:
-            raise ClusterError(
-                f"{what} failed {ATTEMPTS} times; the last: {reason_of(error)}; what is finished is kept, "
-                "--resume goes on"
-            ) from error
+            raise ClusterError(f"{what} failed {ATTEMPTS} times; the last: {reason_of(error)}") from error
         print(f"{what} is tried again: {reason_of(error)}", file=sys.stderr)
         self.waiting.appendleft((work, attempt + 1))  # at once, so that what always fails ends soon
 
@@ -209,4 +217,6 @@ def reason_of(error: Exception) -> str:
     cause = getattr(error, "cause", None)
     if isinstance(cause, Exception):
         return f"{type(cause).__name__}: {cause}"
+    if callable(details := getattr(error, "details", None)):  # of gRPC
+        return str(details())
     return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
