@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
+import math
 import os
 import random
+import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,18 +19,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from diffusers import DiffusionPipeline
+from hypothesis import HealthCheck, assume, example, given, seed, settings
+from hypothesis import strategies as st
 from pipelines import denoiser, draw, latents, make
+from test_families import run
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tomadiff
 from tomadiff.core import regions
-from tomadiff.errors import ConfigError
-from tomadiff.methods import todo, tome
+from tomadiff.core.select import TIE
+from tomadiff.errors import ConfigError, UnsupportedModelError
+from tomadiff.families import family_of
+from tomadiff.methods import METHODS as METHODS_BY_NAME
+from tomadiff.methods import todo, toma, tome
 
 SPAN: dict[str, Any] = {"where": "span"}
+EXAMPLES = 2  # of settings, for each model
 REMEMBER = {"remember": True, "dense_steps": 1, "dense_every": 3}
 CACHES = (regions.cut, regions.slots, todo._downsampled, tome._split)  # what all models of a process share
 
@@ -316,3 +328,179 @@ def test_tokens_that_are_all_zeros_or_all_the_same_are_merged(broad: DiffusionPi
     """These have no direction, or all have one, so that nothing tells destinations apart."""
     noise = torch.cat([torch.full_like(latents(broad, 0, (48, 80)), value) for value in (0.0, 1.0)])
     assert draw(broad, seeds=(0, 1), latents=noise, size=(48, 80), guidance=1.0).isfinite().all()
+
+
+@pytest.mark.parametrize("method", METHODS_BY_NAME)
+def test_plans_do_not_depend_on_torchs_default_type(method: str) -> None:
+    x = torch.randn(2, 63, 8, generator=torch.Generator().manual_seed(0))
+
+    def made() -> list[Tensor]:
+        ratio = 0.75 if method == "todo" else 0.5
+        plan = METHODS_BY_NAME[method](x, (7, 9), ratio, tomadiff.Config(method=method), depth=0.3)
+        merged = plan.merge(plan.regions.arrange(x))
+        return [plan.destinations, merged, plan.unmerge(merged), plan.log_sizes()]
+
+    expected = made()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert all(map(torch.equal, made(), expected))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_half_precision_is_finite_and_close() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "halves.py"],
+        cwd=Path(__file__).parent,
+        env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+# -- anything at all ---------------------------------------------------------------------------------------
+
+TOMA = {
+    "regions": st.sampled_from(["tile", "stripe", "global"]),
+    "region_size": st.sampled_from([8, 2, 3, 4, 5, 16]),
+    "assign": st.sampled_from(["region", "global"]),
+    "scale": st.sampled_from([1000.0, 30.0, 1.0]),
+    "unmerge": st.sampled_from(["transpose", "pinv"]),
+    "share": st.sampled_from(["block", "kind"]),
+    "refresh_destinations": st.sampled_from([4, 2, 6]),
+    "refresh_weights": st.sampled_from([1, 2]),
+    "remember": st.booleans(),
+    "dense_steps": st.integers(0, 2),
+    "dense_every": st.sampled_from([2, 3]),
+    "dense_blocks": st.sampled_from([0, 1]),
+    "weigh_keys": st.booleans(),
+    "shift": st.booleans(),
+}
+MATCHING = {name: TOMA[name] for name in ("remember", "dense_steps", "weigh_keys", "shift")}
+RATIOS = st.sampled_from([0.5, 0.05, 0.25, 0.3, 0.66, 0.75, 0.9, 0.97])
+
+
+@st.composite
+def any_settings(draw: st.DrawFn, offers: list[str]) -> dict[str, Any]:
+    """Most of them fit together; those that don't are refused."""
+    method = draw(st.sampled_from(["toma", "toma", "toma", "tome", "tofu", "todo"]))
+    known = TOMA if method == "toma" else MATCHING
+    names = draw(st.lists(st.sampled_from(sorted(known)), max_size=6, unique=True))
+    ratio = draw(st.sampled_from([0.75, 8 / 9]) if method == "todo" else RATIOS)
+    where = "kv" if method == "todo" else draw(st.sampled_from(offers))
+    return {"method": method, "ratio": ratio, "where": where} | {name: draw(known[name]) for name in names}
+
+
+@pytest.mark.parametrize("name", tiny.NAMES)
+def test_any_settings_merge_any_grid_or_are_refused(name: str) -> None:
+    """Never another error; numbers that are some, of the right shape, and the same in every batch."""
+    case = tiny.tiny(name)
+    model = tiny.build(case)
+    offers = sorted(family_of(model).offers)
+    plain = getattr(case, "GRID", (8, 8))
+    side = st.integers(2, 8)
+    if hasattr(case, "LEVELS"):  # sides that a UNet can't halve are tested elsewhere
+        side = side.map(lambda half: 2 * half)
+    grids = st.tuples(*(st.integers(1, frames) for frames in plain[:-2]), side, side)
+
+    def outputs(grid: tuple[int, ...], seeds: tuple[int, ...], steps: int) -> Tensor:
+        """[steps, B, ...]"""
+        return torch.stack([run(model, case, seeds, grid, time) for time in (0.9, 0.7, 0.5, 0.3)[:steps]])
+
+    @seed(zlib.crc32(name.encode()))  # others for each model, and the same every time
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(any_settings(offers), grids, st.integers(0, 5), st.integers(1, 4))
+    @example({"where": offers[0]}, plain, 0, 2)
+    def fuzz(chosen: dict[str, Any], grid: tuple[int, ...], first: int, steps: int) -> None:
+        seeds = (first, first + 1)
+        try:
+            dense = outputs(grid, seeds, steps)
+        except RuntimeError:
+            assume(grid == plain)  # some models take squares alone, or a number of frames
+            raise
+        try:
+            tomadiff.apply(model, **chosen)
+            together, alone = outputs(grid, seeds, steps), outputs(grid, seeds[1:], steps)
+        except (ConfigError, UnsupportedModelError) as refused:
+            assert len(chosen) > 1 and len(str(refused)) > 20
+            return
+        finally:
+            tomadiff.remove(model)
+        assert together.shape == dense.shape and together.isfinite().all()
+        assert torch.equal(outputs(grid, seeds, 1)[0], dense[0])
+        if torch.allclose(outputs(grid, seeds[1:], 1)[0, 0], dense[0, -1], atol=1e-4):  # not in every model
+            assert (alone[:, 0] - together[:, -1]).norm() < 1e-3 * together[:, -1].norm()
+
+    fuzz()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(
+    st.integers(0, 2**31 - 1),
+    st.one_of(st.tuples(*[st.integers(1, 11)] * 2), st.tuples(*[st.integers(1, 4)] * 3)),
+    st.sampled_from(["tile", "stripe", "global"]),
+    st.integers(2, 6),
+    st.sampled_from(["region", "global"]),
+    st.floats(0, 0.95),
+    st.booleans(),
+)
+def test_plans_equal_a_literal_version_on_any_grid(
+    number: int, grid: tuple[int, ...], kind: str, size: int, assign: str, ratio: float, shifted: bool
+) -> None:
+    assume(not (shifted and kind == "global"))
+    x = torch.randn(1, math.prod(grid), 6, generator=torch.Generator().manual_seed(number))
+    config = tomadiff.Config(regions=kind, region_size=size, assign=assign, scale=20.0, shift=shifted)
+    plan = toma.plan(x, grid, ratio, config, shifted=shifted)
+    merging = plan.merge(plan.regions.arrange(torch.eye(math.prod(grid))[None]))[0].double()
+    unmerging = plan.regions.restore(plan.unmerge(torch.eye(plan.destinations.shape[1])[None]))[0].double()
+    expected = literal(x[0].double(), regions_of(grid, kind, size, shifted), ratio, assign)
+    assert sorted(plan.destinations[0].tolist()) == sorted(expected)
+    for place, destination in enumerate(plan.destinations[0].tolist()):
+        shares = expected[destination]
+        torch.testing.assert_close(unmerging[:, place], shares, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(merging[place], shares / shares.sum(), atol=1e-4, rtol=1e-3)
+
+
+def regions_of(grid: tuple[int, ...], kind: str, size: int, shifted: bool) -> list[list[int]]:
+    """The tokens of each region in their order, token by token."""
+    if kind != "tile":
+        grid, size = (math.prod(grid),), size**2 if kind == "stripe" else math.prod(grid)
+    sizes = [1] * (len(grid) - 2) + [size] * 2 if len(grid) > 2 else [size] * len(grid)
+    found: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
+    for token, place in enumerate(itertools.product(*map(range, grid))):
+        if shifted:  # round the edges
+            place = tuple((at - min(most, side) // 2) % side for at, side, most in zip(place, grid, sizes))
+        region = []
+        for at, side, most in zip(place, grid, sizes):
+            parts = math.ceil(side / most)
+            larger = side % parts  # so many parts have one more than the others, and come first
+            bounds = itertools.accumulate(side // parts + (part < larger) for part in range(parts))
+            region.append(next(part for part, end in enumerate(bounds) if at < end))
+        found.setdefault(tuple(region), []).append((place, token))
+    return [[token for _, token in sorted(tokens)] for tokens in found.values()]
+
+
+def literal(x: Tensor, regions: list[list[int]], ratio: float, assign: str) -> dict[int, Tensor]:
+    """What each destination gets of each token, by trying every token in turn."""
+    unit = x / x.norm(dim=-1, keepdim=True)
+    similarity = unit @ unit.T
+    chosen: dict[int, list[int]] = {}
+    for number, tokens in enumerate(regions):
+        picks: list[int] = []
+        for _ in range(max(1, len(tokens) - math.floor(len(tokens) * ratio + 1e-9))):
+            left = [(place, token) for place, token in enumerate(tokens) if token not in picks]
+            values = {  # where two are as good, it is the first
+                token: similarity[[*picks, token]][:, tokens].amax(0).sum().item() - TIE * place
+                for place, token in left
+            }
+            picks.append(max(values, key=values.__getitem__))
+        chosen[number] = picks
+    everywhere = [pick for picks in chosen.values() for pick in picks]
+    shares = {pick: torch.zeros(len(x), dtype=torch.double) for pick in everywhere}
+    for number, tokens in enumerate(regions):
+        picks = everywhere if assign == "global" else chosen[number]
+        for token in tokens:
+            for pick, share in zip(picks, torch.softmax(20.0 * similarity[picks, token], dim=0)):
+                shares[pick][token] = share
+    return shares

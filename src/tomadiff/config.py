@@ -295,7 +295,8 @@ class Config:
         if kept(region, ratio) == region:
             raise ConfigError(
                 f"ratio={ratio!r} removes nothing from regions of {region} tokens: "
-                f"raise it to {1 / region:.3g} or more, or raise region_size={self.region_size}"
+                + (f"raise it to {1 / region:.3g} or more, or " if region > 1 else "")
+                + f"raise region_size={self.region_size}"
             )
 
     def _check_region_size(self) -> None:

@@ -28,7 +28,7 @@ class FirstTokens:
         return everyone.clamp_max(self.destinations.shape[1] - 1).expand(len(self.destinations), -1)
 
     def log_sizes(self) -> Tensor:
-        return torch.zeros(self.destinations.shape, device=self.destinations.device)
+        return torch.zeros(self.destinations.shape, dtype=torch.float32, device=self.destinations.device)
 
 
 def plan(

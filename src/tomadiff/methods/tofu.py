@@ -19,7 +19,7 @@ class Pruning(Matching):
         return pick(x, self.destinations)
 
     def sizes(self) -> Tensor:
-        return torch.ones(self.destinations.shape, device=self.joined.device)
+        return torch.ones(self.destinations.shape, dtype=torch.float32, device=self.joined.device)
 
 
 class Mlerp(Matching):

@@ -1,0 +1,39 @@
+"""Numbers of 16 bits. tests/test_robustness.py runs this in a process of its own.
+
+On CPUs that only claim to multiply in bf16, oneDNN has to be told before torch is imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pipelines import draw, make
+
+import tomadiff
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"where": "span", "weigh_keys": True},
+        {"where": "module", "remember": True, "dense_steps": 1, "dense_every": 3},
+        {"where": "kv"},
+        {"unmerge": "pinv", "scale": 10.0},
+        {"method": "tome"},
+        {"method": "tofu"},
+        {"method": "todo"},
+    ],
+    ids=str,
+)
+def test_half_precision_is_finite_and_close(name: str, settings: dict[str, Any], dtype: torch.dtype) -> None:
+    if name == "sd3" and "weigh_keys" in settings:
+        pytest.skip("SD3's attention takes no mask")
+    pipe = tomadiff.apply(make(name), ratio=0.75 if settings.get("method") == "todo" else 0.5, **settings)
+    call: dict[str, Any] = {"size": (48, 80), "steps": 4, "guidance": 1.0}
+    full = draw(pipe, **call)
+    half = draw(pipe.to(dtype), dtype=dtype, **call)
+    assert half.dtype == dtype and half.isfinite().all()
+    assert float((half.float() - full).norm() / full.norm()) < 0.05
