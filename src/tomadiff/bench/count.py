@@ -217,7 +217,9 @@ def patch_for_counting(model: nn.Module, family: Family, config: Config, grid: t
 
     Dense steps are left out: what they do is known, and how many of all steps they are is not.
     """
-    family = dataclasses.replace(family, grid=lambda model, *sources: grid)
+    family = dataclasses.replace(
+        family, grid=lambda model, *sources: grid, others=lambda model, *sources: (0, 0)
+    )
     return MetaPatch(model, family, dataclasses.replace(config, remember=False, dense_steps=0, dense_every=0))
 
 
