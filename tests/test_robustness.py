@@ -63,6 +63,11 @@ def restless() -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
+def close(a: Tensor, b: Tensor) -> bool:
+    """Up to rounding: torch counts its threads by thread, and sums are split by them."""
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("names", "settings"),
     [
@@ -96,7 +101,7 @@ def test_two_pipelines_in_two_threads_draw_what_each_draws_alone(
     with restless(), ThreadPoolExecutor(2) as threads:
         together = list(threads.map(serve, range(2), [start] * 2))
     for one, other in zip(alone, together):
-        assert all(map(torch.equal, one, other))
+        assert all(map(close, one, other))
 
 
 def test_a_model_that_two_threads_call_at_once_is_refused_and_goes_on_after() -> None:
