@@ -294,6 +294,22 @@ def test_grids_that_regions_do_not_divide(
         assert 0.55 * finest.tokens < finest.kept < 0.75 * finest.tokens
 
 
+def test_keys_can_be_weighed_where_attention_takes_a_mask(
+    model: nn.Module, case: ModuleType, family: Family
+) -> None:
+    dense = run(model, case, SEEDS[:2])
+    for where in family.offers:
+        tomadiff.apply(model, ratio=0.5, where=where)
+        plain = run(model, case, SEEDS[:2])
+        try:
+            tomadiff.apply(model, ratio=0.5, where=where, weigh_keys=True)
+        except ConfigError:
+            continue  # which says that no attention takes one
+        weighed = run(model, case, SEEDS[:2])
+        assert weighed.isfinite().all() and distance(weighed, dense) < 1
+        assert distance(weighed, plain) > 1e-7
+
+
 @pytest.mark.parametrize("method", ["tome", "tofu", "todo"])
 def test_the_compared_methods_work_on_every_family(
     model: nn.Module, case: ModuleType, family: Family, method: str

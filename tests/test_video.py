@@ -115,6 +115,22 @@ def test_the_timestep_of_a_token_follows_it(model: nn.Module, settings: dict[str
     assert distance(call(model, timestep=given), each) > 1e-3
 
 
+@pytest.mark.parametrize("settings", [{}, {"where": "module"}, {"weigh_keys": True}], ids=str)
+def test_padding_behind_the_text_stays_out_of_sight(settings: dict[str, Any]) -> None:
+    """HunyuanVideo's mask is over video and text: it follows merged tokens, and holds beside weights."""
+    case = tiny("hunyuan_video")
+    model = build(case)
+    arguments = case.call(model, (2, 8, 8), (0, 1), 0.5) | {"return_dict": False}
+    words = arguments["encoder_hidden_states"].clone()
+    words[:, 5:] += 10
+    tomadiff.apply(model, ratio=0.5, **settings)
+    with torch.no_grad():
+        before, padded = model(**arguments)[0], model(**arguments | {"encoder_hidden_states": words})[0]
+        words[:, 0] += 10
+        assert torch.equal(before, padded)
+        assert distance(model(**arguments | {"encoder_hidden_states": words})[0], before) > 1e-4
+
+
 def test_regions_within_frames_are_asked_for_where_the_first_is_treated_apart() -> None:
     case = tiny("hunyuan_video_i2v")
     model = build(case)

@@ -127,12 +127,10 @@ class _Run:
 
     list: str
     name: str
-    block: nn.Module
-    call: Call
     start: float
     seconds: float = 0.0
-    argument: str | None = None  # with tokens
-    output: int = 0
+    key: tuple[Any, ...] = ()  # what it has in common with blocks that are alike
+    entries: tuple[Any, ...] = ()
     follows: bool = False  # its tokens are those that the block before it returned
 
 
@@ -144,25 +142,27 @@ def _watched(model: nn.Module, device: torch.device) -> Iterator[list[_Run]]:
 
     def before(list_name: str, name: str) -> Callable[..., None]:
         def look(block: nn.Module, args: tuple, kwargs: Call) -> None:
-            call = dict(zip(parameter_names(block), args)) | kwargs
-            open_runs[block] = _Run(list_name, name, block, call, _now(device))
+            open_runs[block] = _Run(list_name, name, _now(device))
 
         return look
 
     def after(block: nn.Module, args: tuple, kwargs: Call, output: Any) -> None:
         run = open_runs.pop(block)
         run.seconds = _now(device) - run.start
+        call = dict(zip(parameter_names(block), args)) | kwargs
         back = output if isinstance(output, tuple) else (output,)
         fits = [
             (x.shape[1], argument, place)
-            for argument, x in run.call.items()
+            for argument, x in call.items()
             for place, y in enumerate(back)
             if isinstance(x, Tensor) and isinstance(y, Tensor) and x.ndim == 3 and x.shape == y.shape
         ]
         if fits:
-            _, run.argument, run.output = max(fits, key=lambda fit: fit[0])
-            run.follows = run.call[run.argument] is last.get(run.list)
-            last[run.list] = back[run.output]
+            tokens, argument, place = max(fits, key=lambda fit: fit[0])
+            run.key = (type(block).__name__, tokens, argument, place)
+            run.entries = _entries(call, argument)
+            run.follows = call[argument] is last.get(run.list)
+            last[run.list] = back[place]
             runs.append(run)
 
     handles = []
@@ -187,9 +187,7 @@ def _outermost(runs: list[_Run]) -> list[Candidate]:
     for run in runs:
         if any(run.name.startswith(f"{name}.") for name in names):
             continue
-        tokens = run.call[run.argument].shape[1]
-        key = (type(run.block).__name__, tokens, run.argument, run.output)
-        candidate = found.get(key) or found.setdefault(key, Candidate(*key, *_entries(run, tokens)))
+        candidate = found.setdefault(run.key, Candidate(*run.key, *run.entries))
         candidate.blocks += 1
         candidate.of += 1
         candidate.seconds += run.seconds
@@ -200,16 +198,17 @@ def _outermost(runs: list[_Run]) -> list[Candidate]:
     return list(found.values())
 
 
-def _entries(run: _Run, tokens: int) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
+def _entries(call: Call, argument: str) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
     """Arguments with an entry for each token: tables, others, and those with entries for text beside them."""
-    beside = {x.shape[1] for x in run.call.values() if isinstance(x, Tensor) and x.ndim == 3}
+    tokens = call[argument].shape[1]
+    beside = {x.shape[1] for x in call.values() if isinstance(x, Tensor) and x.ndim == 3}
     with_text = {tokens + text for text in beside if text < tokens}
     tables, others, unclear = {}, {}, []
-    for name, value in run.call.items():
+    for name, value in call.items():
         parts = value if isinstance(value, (tuple, list)) else [value]
         shapes = [(axis, x) for x in parts if isinstance(x, Tensor) for axis in _axes(x)]
         axes = {(axis, x.ndim) for axis, x in shapes if x.shape[axis] in {tokens, *with_text}}
-        if not axes or name == run.argument:
+        if not axes or name == argument:
             continue
         rows = " ".join(f"Rows({name!r}, axis={axis}, ndim={ndim})," for axis, ndim in sorted(axes))
         if any(part in name for part in TABLES):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from .family import Block, Call, Family, Rows, Site
@@ -32,7 +34,7 @@ def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
 ROTARY = (Rows("image_rotary_emb"),)
 
 
-def block(name: str) -> Block:
+def block(name: str, weigh_keys: Callable[[Call, Tensor], None] | None = None) -> Block:
     return Block(
         name,
         whole=Site(
@@ -41,7 +43,7 @@ def block(name: str) -> Block:
             residual=True,
             rotary=ROTARY,
             features=normalised,
-            weigh_keys=weigh_block_keys,
+            weigh_keys=weigh_keys,
         ),
         modules=(
             Site(
@@ -61,7 +63,8 @@ FAMILY = Family(
     name="cogvideox",
     covers="CogVideoX, ConsisID",
     models=("CogVideoXTransformer3DModel", "ConsisIDTransformer3DModel"),
-    blocks=(block("CogVideoXBlock"), block("ConsisIDBlock")),
+    # ConsisID's blocks hand nothing on to their attention
+    blocks=(block("CogVideoXBlock", weigh_block_keys), block("ConsisIDBlock")),
     grid_from="hidden_states",
     grid=grid,
     between_blocks=("id_cond",),  # ConsisID adds faces there

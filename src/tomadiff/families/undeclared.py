@@ -62,7 +62,8 @@ def family(model: nn.Module, sites: Sites) -> Family:
     blocks = [block for name in lists for block in _list(model, name)]
     rotary = _rotary(sites.rotary)
     for block in {type(block): block for block in blocks}.values():
-        for argument in (sites.tokens, *(rows.argument for rows in (*rotary, *sites.follows))):
+        follows = (rows.argument.partition(".")[0] for rows in (*rotary, *sites.follows))
+        for argument in (sites.tokens, *follows):
             _check(argument, block, f"{type(block).__name__}, the block of {sites.blocks!r},")
     whole = Site(
         "block",
