@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from diffusers import DiffusionPipeline
@@ -13,6 +15,10 @@ from pipelines import MAKERS, make
 from tomadiff.quality.weights import WEIGHTS, fetch
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for commands that tests start
+# the same examples in every run, and no folder of them; --hypothesis-profile default looks for others
+hypothesis.settings.register_profile("steady", derandomize=True, database=None)
+hypothesis.settings.load_profile("steady")
 
 
 # Files that take long go first, so that two workers end together. Ray's look for its processes: one by one.
@@ -29,6 +35,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", metavar="FOLDER", help="write pictures of the page for the docs")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Commands set the number for the whole process."""
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(params=MAKERS)

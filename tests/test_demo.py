@@ -49,7 +49,6 @@ def pipe(name: str) -> EmojiPipeline:
 
 @pytest.fixture(scope="module")
 def dense(pipe: EmojiPipeline) -> torch.Tensor:
-    torch.set_num_threads(2)
     return draw(pipe, list(SAMPLE), steps=20, seed=0)
 
 
@@ -244,11 +243,11 @@ def test_interrupting_keeps_finished_pictures_and_no_half_ones(tmp_path: Path) -
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs us may ignore it
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not list(tmp_path.glob("out-*.png")) and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130 and "interrupted" in errors
     finished = list(tmp_path.iterdir())
     assert finished and all(path.name.startswith("out-") for path in finished)

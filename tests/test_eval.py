@@ -299,7 +299,7 @@ def test_after_kill_9_everything_finished_is_kept_and_the_rest_is_drawn(tmp_path
         stderr=subprocess.DEVNULL,
         env=os.environ | {"PYTHONWARNINGS": "ignore"},
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(read_rows(folder / "rows.jsonl")) < 4 and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
