@@ -1,15 +1,28 @@
-# Two commands: `make demo` and `make test`. Both set up .venv on a fresh clone, and skip that once it is there.
+# `make demo` and `make test` set up .venv on a fresh clone, and skip that once it is there.
 VENV := .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin
 
-.PHONY: demo test lint browser clean
+.PHONY: demo test test-oldest lint browser clean
 
 demo: $(VENV)/ready
 	$(RUN)/tomadiff demo
 
 test: $(VENV)/ready lint browser
 	$(RUN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+# The oldest diffusers that is supported, in an environment of its own. Models that it lacks are skipped.
+OLDEST := .venv-oldest
+OLDEST_TESTS := $(addprefix tests/test_,families.py promises.py compile.py pictures.py video.py sites.py errors.py core.py clock.py remember.py report.py)
+test-oldest: $(OLDEST)/ready
+	$(OLDEST)/bin/python -m pytest -n 2 $(OLDEST_TESTS)
+
+$(OLDEST)/ready: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt torch
+	$(OLDEST)/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e . \
+		pytest pytest-xdist hypothesis accelerate transformers
+	touch $@
 
 lint: $(VENV)/ready
 	$(RUN)/ruff check src tests examples
@@ -32,4 +45,4 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(OLDEST)

@@ -77,7 +77,7 @@ def test_ties_go_where_core_takes_them(seed: int, n: int, kinds: int, data: st.D
 
 def test_a_later_token_must_be_better_by_more_than_rounding() -> None:
     for lead, first in ((TIE / 2, 0), (TIE * 2, 1)):
-        s = torch.tensor([[[1, 0.5], [0.5 + lead, 1]]])
+        s = torch.tensor([[[1, 0.5, 0.25], [0.5, 1, 0.25 + lead], [0.25, 0.25 + lead, 1]]])
         assert facility_location(s, 1).item() == core.facility_location(s, 1).item() == first
 
 

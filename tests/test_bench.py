@@ -21,11 +21,12 @@ import torch
 from PIL import Image
 from pipelines import bare_call, denoiser, make
 
-from tomadiff.bench import figures
+from tomadiff.bench import figures, select
 from tomadiff.bench.contenders import Contender, contender
 from tomadiff.bench.measure import Run, rounds
 from tomadiff.bench.plot import plot
 from tomadiff.cli import main
+from tomadiff.core import facility_location
 from tomadiff.families import unet
 from tomadiff.named import pairs, parse
 
@@ -447,3 +448,20 @@ def test_compiling_is_part_of_the_benchmark(capsys: pytest.CaptureFixture[str]) 
     torch.compiler.reset()
     assert main([*SMALL, "--compile", "--repeats", "1", "--no-count", "--methods", "dense", "tomadiff"]) == 0
     assert "compile True" in capsys.readouterr().out
+
+
+# -- the selection loop ------------------------------------------------------------------------------------
+
+
+def test_the_loop_that_is_compared_chooses_as_well(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = select.smooth(select.Size("", 3, 25))
+    ours, plain = (
+        torch.stack([s[:, picks].amax(1).sum() for s, picks in zip(known, choose(known, 9))])
+        for choose in (facility_location, select.plain)
+    )
+    torch.testing.assert_close(ours, plain, rtol=1e-3, atol=0)  # ties may be broken another way
+    monkeypatch.setattr(select, "SIZES", select.SIZES[3:4])
+    select.main(["--rounds", "1"])
+    assert "| 16 | 64 | SDXL, 32 x 32 tokens | " in capsys.readouterr().out

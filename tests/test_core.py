@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tomadiff import Config
 from tomadiff.core import Schedule, cut, destination_rows, facility_location, kept, similarity, slots
+from tomadiff.core.select import LARGE, TIE
 from tomadiff.methods import toma
 
 CPU = torch.device("cpu")
@@ -86,6 +87,22 @@ def test_selection_never_picks_padding_while_real_tokens_are_left() -> None:
     picks = facility_location(similarity(x), 4, real)[0]
     alone = facility_location(similarity(x[:, :4]), 4)[0]
     assert picks.tolist() == alone.tolist()
+
+
+@pytest.mark.parametrize(("groups", "n"), [(100, 64), (3, LARGE), (2, LARGE + 1)])
+@pytest.mark.parametrize("padding", [0, 9])
+def test_many_and_large_regions_are_chosen_from_as_each_alone(groups: int, n: int, padding: int) -> None:
+    """Which go part by part, and keep sums from pick to pick: no other token may be better than the pick."""
+    s = similarity(1 + features(1, groups, n, 8))
+    real = (torch.arange(n) < n - padding).expand(groups, n) if padding else None
+    picks = facility_location(s, n // 4, real)
+    assert torch.equal(picks[1:2], facility_location(s[1:2], n // 4, None if real is None else real[1:2]))
+    region, left = s[1].double()[: n - padding, : n - padding], torch.ones(n - padding, dtype=torch.bool)
+    nearest = torch.full((n - padding,), -2.0, dtype=torch.double)
+    for pick in picks[1]:
+        value = torch.maximum(region, nearest).sum(1)
+        assert left[pick] and value[pick] >= value[left].max() - 2 * n * TIE
+        left[pick], nearest = False, torch.maximum(nearest, region[pick])
 
 
 # -- regions -----------------------------------------------------------------------------------------------

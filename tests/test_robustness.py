@@ -151,7 +151,8 @@ REQUESTS: list[dict[str, Any]] = [
 def tensors(collect: bool = True) -> list[Tensor]:
     if collect:
         gc.collect()
-    return [held for held in gc.get_objects() if type(held) in (Tensor, nn.Parameter)]  # not those of compilers
+    # not those of compilers, which have no values
+    return [held for held in gc.get_objects() if type(held) in (Tensor, nn.Parameter)]
 
 
 def resident() -> int:

@@ -11,6 +11,7 @@ and may say
 
     GRID, ODD  a grid of tokens, and one that regions don't divide, if not in two dimensions
     LEVELS     how far its blocks' grids are downsampled, if at all
+    NEEDS      arguments that the model doesn't take in older releases
     REFUSES    methods that it can't have
     pipeline   a real pipeline around the model, where one runs without downloads, and
     request    its arguments for samples of these seeds
@@ -19,6 +20,7 @@ and may say
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import re
 from pathlib import Path
@@ -39,8 +41,10 @@ def tiny(name: str) -> ModuleType:
     """The file of that name; skips the test where this diffusers is too old to have its model."""
     try:
         module = importlib.import_module(f"tiny.{name}")
-        getattr(diffusers, module.MODEL)
-    except (ImportError, AttributeError) as error:
+        takes = inspect.signature(getattr(diffusers, module.MODEL).forward).parameters
+        for argument in getattr(module, "NEEDS", ()):
+            takes[argument]
+    except (ImportError, AttributeError, KeyError) as error:
         if diffusers.__version__ == NEWEST:
             raise
         pytest.skip(f"{name}: diffusers {diffusers.__version__} is older: {error}")

@@ -14,6 +14,7 @@ from . import flux2
 
 MODEL, SETTINGS = flux2.MODEL, flux2.SETTINGS
 REFERENCE = (4, 6)
+NEEDS = ("kv_cache_mode",)
 
 
 def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: float) -> dict[str, Any]:
