@@ -22,8 +22,8 @@ from .families import Call
 if TYPE_CHECKING:
     from .hook import Merged, SiteHook
 
-# a recorded CUDA graph would leave out all that is not on the device
-TAGS = [torch.Tag.cudagraph_unsafe] if hasattr(torch.Tag, "cudagraph_unsafe") else []
+# a recorded CUDA graph would leave out all that is not on the device, which torch can be told from 2.8 on
+TAGS = {"tags": [torch.Tag.cudagraph_unsafe]} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 _sites: weakref.WeakValueDictionary[int, SiteHook] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -106,7 +106,7 @@ def remember(site: SiteHook, y: Tensor, place: int, x: Tensor) -> Tensor:
     return _remember(site.number, place, x, y)
 
 
-@torch.library.custom_op("tomadiff::merge", mutates_args=(), tags=TAGS)
+@torch.library.custom_op("tomadiff::merge", mutates_args=(), **TAGS)
 def _merge(
     site: int, first: bool, weighed: bool, around: int, kept: int, names: str, tensors: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,7 +135,7 @@ def _(
     )
 
 
-@torch.library.custom_op("tomadiff::alike", mutates_args=(), tags=TAGS)
+@torch.library.custom_op("tomadiff::alike", mutates_args=(), **TAGS)
 def _alike(site: int, before: int, behind: int, other: Tensor, sequence: Tensor) -> Tensor:
     return _own(_sites[site].alike(other, _merged(site, before, behind, sequence, other)), other)
 
@@ -145,7 +145,7 @@ def _(site: int, before: int, behind: int, other: Tensor, sequence: Tensor) -> T
     return other.new_empty(len(other), sequence.shape[1], other.shape[2])
 
 
-@torch.library.custom_op("tomadiff::unmerge", mutates_args=(), tags=TAGS)
+@torch.library.custom_op("tomadiff::unmerge", mutates_args=(), **TAGS)
 def _unmerge(
     site: int,
     place: int,
@@ -181,7 +181,7 @@ def _(
     return y.new_empty(len(y), before + length + behind, y.shape[2])
 
 
-@torch.library.custom_op("tomadiff::remember", mutates_args=(), tags=TAGS)
+@torch.library.custom_op("tomadiff::remember", mutates_args=(), **TAGS)
 def _remember(site: int, place: int, x: Tensor, y: Tensor) -> Tensor:
     hook = _sites[site]
     hook.remember(y if hook.site.residual else y.clone(), place, x)
