@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
+from tomadiff.attachment import attach, detach, patch_of
 from tomadiff.bench import models
-from tomadiff.bench.count import Counter, Counts, Cycle, MetaPatch, Op, count, patch_for_counting
+from tomadiff.bench.count import Counter, Counts, Cycle, Op, count, patch_for_counting
 from tomadiff.bench.roofline import DEVICES, Device, cpu_device, predict, seconds
 from tomadiff.config import Config
 from tomadiff.core import cut, facility_location
 from tomadiff.families import family_of
-from tomadiff.hook import PATCH, attach, detach
+from tomadiff.patch import Patch
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -45,7 +46,7 @@ def skeleton(name: str) -> tuple[nn.Module, Callable[[int], Any]]:
     return twin, lambda step: twin(**{**call, "timestep": table[step].expand(1)})
 
 
-def patched(model: nn.Module, **settings: Any) -> MetaPatch:
+def patched(model: nn.Module, **settings: Any) -> Patch:
     family = family_of(model)
     grid = (16, 16) if family.name == "unet" else (8, 8)
     return patch_for_counting(model, family, Config(**settings), grid)
@@ -201,7 +202,7 @@ def test_steps_left_out_are_as_if_they_had_run(refreshes: tuple[int, int], shift
     patch = patched(model, **settings)
     attach(patch)
     for step in range(len(cycle.steps) + 2):  # then everything repeats itself
-        with Counter(lambda: patch.phase) as counter, torch.no_grad():
+        with Counter(lambda: patch.state.times.phase) as counter, torch.no_grad():
             call(step)
         assert Counts(counter.ops) == cycle.steps[step % len(cycle.steps)]
     detach(patch)
@@ -217,7 +218,7 @@ def test_the_patch_comes_off_again_even_after_an_error() -> None:
     assert count(call) == dense("flux")
     with pytest.raises(ZeroDivisionError):
         count(lambda step: call(step // 0), patched(model))
-    assert not hasattr(model, PATCH)
+    assert patch_of(model) is None
 
 
 # What a roofline makes of it

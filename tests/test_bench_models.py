@@ -15,6 +15,7 @@ from test_demo import whole_pipeline
 from torch import Tensor, nn
 
 import tomadiff
+from tomadiff.attachment import denoiser
 from tomadiff.bench.models import (
     ARCHITECTURES,
     arguments,
@@ -25,7 +26,6 @@ from tomadiff.bench.models import (
     skeleton_of,
 )
 from tomadiff.demo.embedded import EMBEDDED, load_embedded
-from tomadiff.hook import denoiser
 from tomadiff.load import load
 
 MILLIONS = {

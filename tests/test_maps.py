@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from PIL import Image
 from pipelines import denoiser, draw, make
 
 import tomadiff
+from tomadiff.hook import SiteHook
 from tomadiff.maps import MergeMap, Recorder
+from tomadiff.plans import KeptPlan
 from tomadiff.viz import contact_sheet, difference, merge_map
 
 
@@ -20,9 +23,9 @@ def test_the_map_of_a_step_is_the_plan_that_was_used_in_it(pipe: DiffusionPipeli
     """The plan is caught where it is used: at the merge of the first site."""
     tomadiff.apply(pipe, ratio=0.5, refresh_destinations=1, refresh_weights=1)
     patch = denoiser(pipe)._tomadiff
-    used = []
-    make_plan = patch.plan
-    patch.plan = lambda hook, *rest: used.append((hook, make_plan(hook, *rest))) or used[-1][1]
+    used: list[tuple[SiteHook, KeptPlan]] = []
+    for hook in patch.sites:
+        note_plans(hook, used)
     recorder = Recorder(pipe, steps=[0, 2])
     draw(pipe, size=(144, 96), steps=3, guidance=1.0, callback_on_step_end=recorder)
     assert [mapped.step for mapped in recorder.maps] == [0, 2]
@@ -35,6 +38,16 @@ def test_the_map_of_a_step_is_the_plan_that_was_used_in_it(pipe: DiffusionPipeli
         assert torch.equal(mapped.destinations, plan.destinations[-1])
         assert math.prod(mapped.grid) == finest == len(mapped.owners)
         check_owners(mapped, plan)
+
+
+def note_plans(hook: SiteHook, used: list[tuple[SiteHook, KeptPlan]]) -> None:
+    plan = hook.planner.plan
+
+    def noted(*args: Any, **kwargs: Any) -> KeptPlan:
+        used.append((hook, plan(*args, **kwargs)))
+        return used[-1][1]
+
+    hook.planner.plan = noted
 
 
 def check_owners(mapped: MergeMap, plan) -> None:

@@ -156,7 +156,7 @@ def test_tofu_prunes_in_the_first_half_of_the_blocks_as_they_run() -> None:
     pipe = tomadiff.apply(make("sd1"), method="tofu")
     patch = denoiser(pipe)._tomadiff
     denoiser(pipe)(**bare_call(denoiser(pipe)))
-    kinds = {key.name.partition(".")[0]: type(kept.plan) for key, kept in patch.plans.items()}
+    kinds = {key.name.partition(".")[0]: type(kept.plan) for key, kept in patch.state.plans.items()}
     assert kinds == {"down_blocks": tofu.Pruning, "mid_block": tofu.Pruning, "up_blocks": tofu.Mlerp}
 
 

@@ -373,7 +373,7 @@ def watch_merging(hook: Any, steps: list[int]) -> None:
     merge = hook._merge
 
     def noted(*args: Any) -> Any:
-        steps.append(hook.patch.clock.step)
+        steps.append(hook.state.clock.step)
         return merge(*args)
 
     hook._merge = noted
@@ -582,8 +582,8 @@ def test_every_scheduler_makes_one_generation_a_call_with_plans_on_schedule(sche
         draw(pipe, steps=4, generator=torch.Generator().manual_seed(0))
         assert tomadiff.report(pipe).generations == count
         # Heun evaluates the model twice in every step but one, PNDM in one
-        assert denoiser(pipe)._tomadiff.clock.step in (3, 4, 6)
-        assert len(denoiser(pipe)._tomadiff.plans) <= 4, "plans don't pile up"
+        assert denoiser(pipe)._tomadiff.state.clock.step in (3, 4, 6)
+        assert len(denoiser(pipe)._tomadiff.state.plans) <= 4, "plans don't pile up"
 
 
 def test_skipped_layers_do_not_leave_a_span_open() -> None:
@@ -648,10 +648,10 @@ def test_autocast_does_not_touch_the_precision_of_plans_and_residuals(name: str)
     call = bare_call(model)
     with torch.no_grad():
         full = model(**call)[0]
-        destinations = [kept.plan.destinations for kept in model._tomadiff.plans.values()]
+        destinations = [kept.plan.destinations for kept in model._tomadiff.state.plans.values()]
         with torch.autocast("cpu", dtype=torch.float16):
             half = model(**call)[0]
-    plan = next(iter(model._tomadiff.plans.values())).plan
+    plan = next(iter(model._tomadiff.state.plans.values())).plan
     assert plan.assignment.dtype == torch.float32
     torch.testing.assert_close(plan.assignment.sum(1), torch.ones_like(plan.assignment.sum(1)))
     assert torch.equal(plan.destinations, destinations[0]), "the first plan is made from the same tokens"

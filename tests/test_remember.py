@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 import tomadiff
 from tomadiff.config import Config
-from tomadiff.hook import KeptPlan, Patch, SiteHook
+from tomadiff.hook import SiteHook
 from tomadiff.memory import Memory
 from tomadiff.methods import METHODS
 from tomadiff.pace import Pace
+from tomadiff.patch import Patch
+from tomadiff.plans import KeptPlan
 
 
 class Watch:
@@ -48,7 +50,7 @@ class Watch:
             if site is self.first:
                 self.mx = call[site.argument].clone()
             output = inner(**call)
-            if site is self.last and not self.patch.dense and site.ratio:
+            if site is self.last and not self.patch.state.dense and site.ratio:
                 self.merged.append((self.mx, self._image(output).clone(), site.run.kept.plan))
             return output
 
@@ -90,11 +92,12 @@ def test_changes_are_forecast_from_dense_steps_and_corrected_by_merged_ones(
     watches = [Watch(patch, hook) for hook in patch.sites if not hook.site.lead]
     draw(pipe, size=(136, 208) if name.startswith("sd1") else (144, 208), steps=9, guidance=1.0)
     assert watches
+    pace = patch.state.pace
     for watch in watches:
         residual, merged = watch.first.site.residual, iter(watch.merged)
         change = slope = first = None
         for step, (x, y) in enumerate(watch.whole):
-            if patch.pace.dense(step) or not watch.first.place.ratios[patch.pace.range(step)]:
+            if pace.dense(step) or not watch.first.place.ratios[pace.range(step)]:
                 new = y - x if residual else y
                 slope = torch.zeros_like(new) if change is None else (new - change) / (step - anchor)  # noqa: F821
                 change, anchor, first = new, step, None
@@ -154,7 +157,7 @@ def test_every_so_many_th_step_is_dense(pipe: DiffusionPipeline) -> None:
     def dense_steps(**settings: Any) -> list[int]:
         tomadiff.apply(pipe, ratio=0.5, remember=False, **settings)
         patch, dense = denoiser(pipe)._tomadiff, []
-        handle = patch.model.register_forward_pre_hook(lambda *_: dense.append(patch.dense))
+        handle = patch.model.register_forward_pre_hook(lambda *_: dense.append(patch.state.dense))
         draw(pipe, steps=10, guidance=1.0)
         handle.remove()
         return [step for step, is_dense in enumerate(dense) if is_dense]

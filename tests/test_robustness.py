@@ -226,7 +226,7 @@ class Interrupt(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if len(self.work) == self.at:
             raise KeyboardInterrupt
-        self.work.append(self.patch.phase or "model")
+        self.work.append(self.patch.state.times.phase or "model")
         return func(*args, **(kwargs or {}))
 
 
@@ -294,7 +294,7 @@ def test_an_error_in_a_block_leaves_nothing_of_its_generation_behind(
         with pytest.raises(ZeroDivisionError):
             draw(pipe, seeds=(1,), **call)
         handle.remove()
-        assert not patch.plans
+        assert not patch.state.plans
         assert not any(hook.memories or hook.run.merged is not None for hook in patch.sites)
         assert torch.equal(draw(pipe, **call), expected)
 

@@ -17,7 +17,8 @@ from PIL import Image
 from test_demo import whole_pipeline
 
 import tomadiff
-from tomadiff import hook, settings
+from tomadiff import settings
+from tomadiff.attachment import denoiser, patch_of
 from tomadiff.generate import draw
 from tomadiff.ui import show
 from tomadiff.ui.command import check_access
@@ -187,7 +188,7 @@ def test_cancel_stops_at_the_next_step_and_leaves_nothing_behind(at: str, studio
     with pytest.raises(Cancelled):
         studio.compare(wanted, "me", tell)
     assert told[-1].startswith(at), "no step after the one in which it was cancelled"
-    assert getattr(hook.denoiser(studio.pipe)[0], hook.PATCH, None) is None
+    assert patch_of(denoiser(studio.pipe)[0]) is None
     assert studio.compare(wanted, "me", quiet)[1].merged.steps == 9, "and then it works again"
 
 

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from os import PathLike
 from typing import Any, TypeVar
 
-from . import hook
+from . import attachment
 from .config import Config, make
 from .errors import NotPatchedError
 from .families import FAMILIES, Family, family_of, undeclared
 from .families.undeclared import Sites
+from .patch import Patch
 from .report import Report, make_report
 from .settings import load as load_settings
 
@@ -47,21 +48,19 @@ def apply(
     elif isinstance(config, (str, PathLike)):
         config = load_settings(config).config
     patches = []
-    for model, pipeline in hook.denoisers(target):
+    for model, pipeline in attachment.denoisers(target):
         family = family_of(model) if sites is None else undeclared.family(model, sites)
-        patches.append(
-            hook.Patch(model, family, make(config, preset, settings, family.paper_reuse), pipeline)
-        )
+        patches.append(Patch(model, family, make(config, preset, settings, family.paper_reuse), pipeline))
     remove(target)
     for patch in patches:
-        hook.attach(patch)
+        attachment.attach(patch)
     return target
 
 
 def remove(target: Target) -> Target:
     """Take merging off again, exactly; nothing happens where there is none. Returns the target."""
     for patch in _patches(target):
-        hook.detach(patch)
+        attachment.detach(patch)
         patch.forget()  # hooks and modules hold each other: its tensors would stay until these are collected
     return target
 
@@ -83,14 +82,14 @@ def merged(
     finally:
         remove(target)
         for patch in before:
-            hook.attach(patch)
+            attachment.attach(patch)
 
 
 def report(target: Any) -> Report:
     """What merging did since it was applied; prints as a table."""
     patches = _patches(target)
     if not patches:
-        model = hook.denoiser(target)[0]
+        model = attachment.denoiser(target)[0]
         raise NotPatchedError(
             f"nothing to report: {type(model).__name__} has no merging; call tomadiff.apply first"
         )
@@ -102,7 +101,7 @@ def families() -> tuple[Family, ...]:
     return FAMILIES
 
 
-def _patches(target: Any) -> list[hook.Patch]:
+def _patches(target: Any) -> list[Patch]:
     """What is on the models of a target."""
-    models = [model for model, _ in hook.denoisers(target)]
-    return [getattr(model, hook.PATCH) for model in models if hasattr(model, hook.PATCH)]
+    models = [model for model, _ in attachment.denoisers(target)]
+    return [patch for patch in map(attachment.patch_of, models) if patch is not None]

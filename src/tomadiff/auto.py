@@ -24,14 +24,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from .conflicts import cached
 from .core import Schedule
 from .errors import ConfigError
 from .files import cache, write_whole
+from .hook import SiteHook
 from .machine import processor, versions, wait_for
 from .pace import Pace
+from .plans import Plans
 
 if TYPE_CHECKING:
-    from .hook import Patch, SiteHook
+    from .patch import Patch
 
 LEAST = 1.05  # a speed-up of sites that is worth a changed picture, and can be told from noise
 ROUNDS = (3, 7)  # at least and at most, of a dense and a merged call
@@ -99,7 +102,8 @@ def decide(patch: Patch, call: dict[str, Any]) -> Answer:
     precision = [sample[0].dtype, patch.model.dtype]
     if torch.is_autocast_enabled(device.type):
         precision.append(torch.get_autocast_dtype(device.type))
-    situation = (patch.grid(1), shapes, patch.others, *precision, device, _cut(patch), _compiled(patch))
+    layout = patch.state.layout
+    situation = (layout.grid(1), shapes, layout.others, *precision, device, _cut(patch), _compiled(patch))
     if situation not in patch.answers:
         about = _about(patch, shapes, precision, device)
         file = cache() / "auto" / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.json"
@@ -113,11 +117,7 @@ def group_of(hook: SiteHook) -> Group:
 
 def _cut(patch: Patch) -> bool:
     """Whether blocks are runs of their own; a cache cuts runs too, but takes the answer from without it."""
-    return patch.cut and not _cached(patch)
-
-
-def _cached(patch: Patch) -> bool:
-    return any(getattr(patch.model, mark, None) for mark in ("_cache_config", "_is_cached"))
+    return patch.state.cut and not cached(patch.model)
 
 
 def _compiled(patch: Patch) -> bool:
@@ -150,9 +150,9 @@ def _about(
         "model config": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest(),
         "adapters": bool(getattr(model, "_hf_peft_config_loaded", False)),
         "attention": sorted(attention),
-        "tokens": patch.grid(1),
+        "tokens": patch.state.layout.grid(1),
         "sample": shapes,
-        "others": patch.others,
+        "others": patch.state.layout.others,
         "dtype": " / ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in precision)),
         "processor": processor(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
@@ -200,7 +200,7 @@ def _check(patch: Patch) -> None:
             "auto can't measure under autograd: call the model under torch.no_grad(), or give a ratio "
             "without auto, to train with merging everywhere"
         )
-    if _cached(patch):
+    if cached(patch.model):
         raise ConfigError(f"auto can't measure beside a cache, which counts calls as steps: {later}")
     if patch.model._compiled_call_impl is not None:
         raise ConfigError(f"auto can't measure inside a model that compile() compiled as a whole: {later}")
@@ -214,10 +214,10 @@ def measure(patch: Patch, call: Callable[[], Any], about: dict[str, Any]) -> Ans
         steps.dense(remember=True), steps.dense(remember=True)  # two, to forecast from
         steps.merged()  # whoever goes first pays for warming up
         steps.dense(remember=True)
-        patch.plans.clear()
-        patch.synchronise = True  # to know what planning takes
+        patch.state.plans.clear()
+        patch.state.times.synchronise = True  # to know what planning takes
         steps.merged()
-        patch.synchronise = False
+        patch.state.times.synchronise = False
         planning = {group: watch.plan[group] / _keeps_plans_for(patch) for group in groups}
         rounds: list[tuple[dict[Group, float], dict[Group, float]]] = []
         calls: list[float] = []
@@ -270,8 +270,8 @@ class _Steps:
         return self._run(False, self.pace)
 
     def _run(self, dense: bool, pace: Pace) -> float:
-        self.patch.clock.step += self.stride
-        self.patch.trial, self.patch.pace = dense, pace
+        self.patch.state.clock.step += self.stride
+        self.patch.trial, self.patch.state.pace = dense, pace
         self.watch.clear()
         wait_for(self.watch.device)
         start = time.perf_counter()
@@ -295,11 +295,11 @@ class _Watch:
     def start(self, module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         self.device = next(leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         wait_for(self.device)
-        self._start, self._planned = time.perf_counter(), self.patch.seconds["plan"]
+        self._start, self._planned = time.perf_counter(), self.patch.state.times.seconds["plan"]
 
     def stop(self, group: Group) -> None:
         wait_for(self.device)
-        planning = self.patch.seconds["plan"] - self._planned
+        planning = self.patch.state.times.seconds["plan"] - self._planned
         self.plan[group] += planning
         self.seconds[group] += time.perf_counter() - self._start - planning
 
@@ -311,9 +311,9 @@ def _timed(patch: Patch) -> Iterator[_Watch]:
     try:
         for hook in patch.sites:
             module, group = hook.place.module, group_of(hook)
-            if patch.cut or hook is hook.run.sites[0]:
+            if patch.state.cut or hook is hook.run.sites[0]:
                 handles.append(module.register_forward_pre_hook(watch.start, with_kwargs=True))
-            if patch.cut or hook is hook.run.sites[-1]:
+            if patch.state.cut or hook is hook.run.sites[-1]:
                 handles.append(module.register_forward_hook(lambda *_, group=group: watch.stop(group)))
         yield watch
     finally:
@@ -324,14 +324,15 @@ def _timed(patch: Patch) -> Iterator[_Watch]:
 @contextlib.contextmanager
 def _aside(patch: Patch) -> Iterator[None]:
     """What happens to merging in here leaves no trace."""
-    owners = (patch, patch.clock, *patch.sites)
+    state = patch.state
+    owners = (patch, state, state.clock, state.layout, state.times, *patch.sites)
     before = [dict(vars(owner)) for owner in owners]
     try:
         for owner in owners:
             vars(owner).update(
                 {name: dict(value) for name, value in vars(owner).items() if type(value) is dict}
             )
-        patch.plans, patch.schedule = {}, NEVER
+        state.plans = Plans(NEVER)
         for hook in patch.sites:
             hook.memories = {}
         yield

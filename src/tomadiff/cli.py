@@ -13,13 +13,13 @@ from diffusers import AutoModel
 
 import tomadiff
 from tomadiff import made_up, table
+from tomadiff.attachment import denoiser
 from tomadiff.bench import command as bench
 from tomadiff.bench.models import PROMPT, first_call
 from tomadiff.config import CHOICES, PRESETS
 from tomadiff.demo import show
 from tomadiff.demo.embedded import EMBEDDED
 from tomadiff.generate import Request, check_writable, draw, save
-from tomadiff.hook import denoiser
 from tomadiff.inspection import inspect_call
 from tomadiff.load import DTYPES, check_device, load
 from tomadiff.maps import Recorder

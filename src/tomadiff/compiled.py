@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from .errors import ConfigError, UnsupportedModelError
 from .families import Call
+from .sequence import Merged
 
 if TYPE_CHECKING:
-    from .hook import Merged, SiteHook
+    from .hook import SiteHook
 
 # a recorded CUDA graph would leave out all that is not on the device, which torch can be told from 2.8 on
 TAGS = {"tags": [torch.Tag.cudagraph_unsafe]} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
@@ -81,11 +82,9 @@ def by_others(module: nn.Module) -> bool:
 
 
 def merge(site: SiteHook, call: Call, first: bool) -> Merged:
-    from .hook import Merged
-
     whole = call[site.argument]
     names, tensors = _flat({site.argument: whole, **call})
-    weighed = site.patch.config.weigh_keys
+    weighed = site.state.config.weigh_keys
     around = site.around(whole, in_order=first)
     sequence, destinations, bias = _merge(
         site.number, first, weighed, sum(around), site.short, names, tensors
@@ -160,7 +159,7 @@ def _unmerge(
 ) -> Tensor:
     hook = _sites[site]
     merged = _merged(site, before, behind, sequence, whole)
-    if hook.patch.pace.remembers and not hook.site.residual:
+    if hook.state.pace.remembers and not hook.site.residual:
         y = y.clone()
     return _own(hook.unmerge(y, place, last, done, merged), y, sequence, whole)
 
@@ -205,8 +204,6 @@ for _operator in (_merge, _alike, _unmerge, _remember):
 
 
 def _merged(site: int, before: int, behind: int, sequence: Tensor, whole: Tensor) -> Merged:
-    from .hook import Merged
-
     return Merged(sequence, whole, _sites[site].run.kept.plan.destinations, None, (before, behind))
 
 

@@ -7,7 +7,7 @@ import inspect
 import torch
 from diffusers import DiffusionPipeline
 
-from . import hook
+from .attachment import denoiser
 from .demo.embedded import EMBEDDED, load_embedded
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -40,8 +40,6 @@ def usual_size(pipe: DiffusionPipeline) -> tuple[int, int] | None:
     """Height and width of what it draws where nobody asks for more; None where it doesn't say."""
     side = inspect.signature(pipe.__call__).parameters["height"].default
     if side is None:  # then it is what the model was trained on
-        side = getattr(pipe, "default_sample_size", None) or hook.denoiser(pipe)[0].config.get(
-            "sample_size", 0
-        )
+        side = getattr(pipe, "default_sample_size", None) or denoiser(pipe)[0].config.get("sample_size", 0)
         side *= getattr(pipe, "vae_scale_factor", 0)
     return (side, side) if side else None

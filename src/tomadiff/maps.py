@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import hook
+from .attachment import denoiser, patch_of
 from .errors import ConfigError, NotPatchedError
 
 
@@ -46,11 +46,12 @@ class Recorder:
     """Keeps the merge maps of chosen steps, or of all. Hand it to a pipeline as `callback_on_step_end`."""
 
     def __init__(self, target: Any, steps: Iterable[int] | None = None, sample: int = -1) -> None:
-        self.patch: hook.Patch | None = getattr(hook.denoiser(target)[0], hook.PATCH, None)
-        if self.patch is None:
+        patch = patch_of(denoiser(target)[0])
+        if patch is None:
             raise NotPatchedError("nothing to map: call tomadiff.apply first")
-        if self.patch.config.regions in ("stripe", "global"):
+        if patch.config.regions in ("stripe", "global"):
             raise ConfigError('a merge map needs a grid of tokens: use regions="tile"')
+        self.patch = patch
         self.steps, self.sample = steps if steps is None else set(steps), sample
         self.seen = 0  # steps
         self.maps: list[MergeMap] = []
@@ -67,13 +68,14 @@ class Recorder:
 
     def _current(self, step: int) -> list[MergeMap]:
         """The plan at the finest grid, first kind of site; none in a step that was left dense."""
-        if self.patch.dense:
+        state = self.patch.state
+        if state.dense:
             return []
         ratios = {site.ratio for site in self.patch.sites}  # plans of earlier ranges of steps have others
         keys = [
             key
-            for key in self.patch.plans
-            if key.call == 0 and key.shifted == self.patch.shifted() and key.ratio in ratios
+            for key in state.plans
+            if key.call == 0 and key.shifted == state.shifted() and key.ratio in ratios
         ]
         if not keys:
             return []
@@ -81,7 +83,7 @@ class Recorder:
         finest = max(
             (key for key in keys if key.batch == keys[-1].batch), key=lambda key: math.prod(key.grid)
         )
-        plan = self.patch.plans[finest].plan
+        plan = state.plans[finest].plan
         layout = getattr(plan, "plan", plan).regions  # a fused plan holds the one with the regions
         regions = torch.arange(layout.count).repeat_interleave(layout.size).reshape(1, -1, 1)
         return [

@@ -18,10 +18,11 @@ from typing import Any
 import diffusers
 from diffusers import FirstBlockCacheConfig, TaylorSeerCacheConfig
 
-from . import hook
+from .attachment import attached, denoiser, denoisers
 from .config import DEFAULTS, PRESETS, Config, make
 from .errors import ConfigError
 from .families import Family, family_of
+from .patch import Patch
 from .settings import load as load_settings
 
 DENSE, TOMESD, OURS = "dense", "tomesd", "tomadiff"
@@ -149,7 +150,7 @@ def switched_on(pipe: Any, way: str, ratio: float) -> Iterator[None]:
 @contextmanager
 def _part_on(pipe: Any, part: str, ratio: float) -> Iterator[None]:
     name, settings = parse(part)
-    model, _ = hook.denoiser(pipe)
+    model, _ = denoiser(pipe)
     if name == DENSE:
         yield
     elif name == TOMESD:
@@ -168,10 +169,10 @@ def _part_on(pipe: Any, part: str, ratio: float) -> Iterator[None]:
             model.disable_cache()
     else:
         with ExitStack() as stack:
-            for model, pipeline in hook.denoisers(pipe):
+            for model, pipeline in denoisers(pipe):
                 family = family_of(model)
-                patch = hook.Patch(model, family, configuration(part, ratio, family), pipeline)
-                stack.enter_context(hook.attached(patch))
+                patch = Patch(model, family, configuration(part, ratio, family), pipeline)
+                stack.enter_context(attached(patch))
             yield
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .config import Config
-from .hook import Patch
+from .patch import Patch
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Report:
 
 def make_report(patches: list[Patch]) -> Report:
     """Of one model, or of those that take turns in a generation."""
-    first, timed = patches[0], all(patch.timed for patch in patches)
+    first, timed = patches[0], all(patch.state.times.known for patch in patches)
     return Report(
         model=type(first.model).__name__,
         family=first.family.name,
@@ -81,11 +81,11 @@ def make_report(patches: list[Patch]) -> Report:
             for patch in patches
             for hook in patch.sites
         ],
-        generations=first.clock.generation,
+        generations=first.state.clock.generation,
         model_calls=sum(patch.model_calls for patch in patches),
-        refreshes=_sums([patch.refreshes for patch in patches]),
+        refreshes=_sums([patch.state.plans.refreshes for patch in patches]),
         auto=[str(answer) for patch in patches for answer in patch.answers.values()],
-        seconds=_sums([patch.seconds for patch in patches]) if timed else None,
+        seconds=_sums([patch.state.times.seconds for patch in patches]) if timed else None,
     )
 
 

@@ -17,11 +17,11 @@ from torch import nn
 
 import tomadiff
 
+from ..attachment import denoiser
 from ..config import Config
 from ..demo.embedded import EMBEDDED
 from ..families import Family, family_of
 from ..files import write_whole
-from ..hook import denoiser
 from ..load import DTYPES, check_device, load, usual_size
 from ..machine import processor
 from ..named import CACHES, METHODS, NAMES, OURS, configuration, pairs, parse, usual

@@ -11,10 +11,11 @@ from typing import Any
 
 from torch import nn
 
-from .. import hook
+from ..attachment import attached
 from ..config import Config
 from ..families import family_of
 from ..named import METHODS, TOMESD, TOMESD_SETTINGS, configuration, label, parse, switched_on
+from ..patch import Patch
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Contender:
     method: str
     ratio: float  # 0 for dense
     use: Callable[[], AbstractContextManager[Any]] = nullcontext
-    patch: hook.Patch | None = None  # of what is our own: it lives on from one use to the next
+    patch: Patch | None = None  # of what is our own: it lives on from one use to the next
     dense_every: int = 0  # beside the calls that are timed
 
     @property
@@ -59,5 +60,5 @@ def contender(model: nn.Module, pipeline: Any, method: str, ratio: float) -> Con
     _, every = config.cadence(bool(config.remember))
     if pipeline is None:  # single calls are of merged steps; what dense ones take is known
         config = dataclasses.replace(config, remember=False, dense_steps=0, dense_every=0)
-    patch = hook.Patch(model, family, config, pipeline)
-    return Contender(method, ratio, lambda: hook.attached(patch), patch, every)
+    patch = Patch(model, family, config, pipeline)
+    return Contender(method, ratio, lambda: attached(patch), patch, every)

@@ -22,9 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from .. import hook
+from ..attachment import attach, detach
 from ..config import Config
 from ..families import Family
+from ..patch import Patch
+from ..times import Times
 
 PHASES = ("model", "plan", "merge", "unmerge")  # the last three are ours
 OVERHEAD = PHASES[1:]
@@ -206,13 +208,13 @@ def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-class MetaPatch(hook.Patch):
-    """A patch of a model on the meta device, which autocast doesn't know."""
+class MetaTimes(Times):
+    """Of a model on the meta device, which autocast doesn't know."""
 
-    overhead = hook.Patch.spent
+    overhead = Times.spent
 
 
-def patch_for_counting(model: nn.Module, family: Family, config: Config, grid: tuple[int, ...]) -> MetaPatch:
+def patch_for_counting(model: nn.Module, family: Family, config: Config, grid: tuple[int, ...]) -> Patch:
     """A patch that is told the grid, since families may read it from values, and a skeleton has none.
 
     Dense steps are left out: what they do is known, and how many of all steps they are is not.
@@ -220,11 +222,14 @@ def patch_for_counting(model: nn.Module, family: Family, config: Config, grid: t
     family = dataclasses.replace(
         family, grid=lambda model, *sources: grid, others=lambda model, *sources: (0, 0)
     )
-    return MetaPatch(model, family, dataclasses.replace(config, remember=False, dense_steps=0, dense_every=0))
+    config = dataclasses.replace(config, remember=False, dense_steps=0, dense_every=0)
+    patch = Patch(model, family, config)
+    patch.state.times = MetaTimes()
+    return patch
 
 
 @torch.no_grad()
-def count(call: Callable[[int], Any], patch: hook.Patch | None = None) -> Cycle:
+def count(call: Callable[[int], Any], patch: Patch | None = None) -> Cycle:
     """Count what `call(step)` launches, step by step; the patch is put on for it, and taken off again.
 
     The timestep of a call must be a view of an entry of one table, as in a pipeline: `table[step]`.
@@ -236,20 +241,21 @@ def count(call: Callable[[int], Any], patch: hook.Patch | None = None) -> Cycle:
         period += period % 2  # layouts take turns, so that a plan's age is even when it comes up
     steps: list[Counts] = []
     reusing: dict[bool, Counts] = {}  # steps that reuse plans of the same layout are all alike: run one
-    hook.attach(patch)
-    patch.clock.forget()
+    attach(patch)
+    state, plans = patch.state, patch.state.plans
+    state.clock.forget()
     try:
         for step in range(period):
             shifted = shift and step % 2 == 1
-            if shifted in reusing and not _due(patch, step):
+            if shifted in reusing and not any(plans.due(kept, step) for kept in plans.values()):
                 steps.append(reusing[shifted])
                 continue
-            patch.clock.step, made = step - 1, patch.refreshes.copy()  # steps may have been left out
-            steps.append(_counted(call, step, lambda: patch.phase))
-            if patch.refreshes == made:
+            state.clock.step, made = step - 1, plans.refreshes.copy()  # steps may have been left out
+            steps.append(_counted(call, step, lambda: state.times.phase))
+            if plans.refreshes == made:
                 reusing[shifted] = steps[-1]
     finally:
-        hook.detach(patch)
+        detach(patch)
     return Cycle(steps)
 
 
@@ -257,9 +263,3 @@ def _counted(call: Callable[[int], Any], step: int, phase: Callable[[], str | No
     with Counter(phase) as counter:
         call(step)
     return Counts(counter.ops)
-
-
-def _due(patch: hook.Patch, step: int) -> bool:
-    """Whether any plan is old enough to be made anew in a step."""
-    due = patch.schedule.due
-    return any(due(step - kept.destinations_step, step - kept.weights_step) for kept in patch.plans.values())

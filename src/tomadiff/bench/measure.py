@@ -96,14 +96,15 @@ def _warm_up(call: Call, contender: Contender, device: torch.device, whole: bool
         wait_for(device)
         if patch is None or whole or device.type == "cpu":
             return dict.fromkeys(PARTS)
-        patch.plans.clear()
-        before, patch.synchronise = dict(patch.seconds), True
+        plans, times = patch.state.plans, patch.state.times
+        plans.clear()
+        before, times.synchronise = dict(times.seconds), True
         call(1)
-        patch.synchronise = False
-        spent = {part: patch.seconds[part] - before[part] for part in PARTS}
+        times.synchronise = False
+        spent = {part: times.seconds[part] - before[part] for part in PARTS}
         if contender.keeps_plans_for > 1:
             call(2)  # where layouts take turns, the plan of the other one
-            patch.schedule = Schedule(10**9, 10**9)  # timed calls reuse what there is now
+            plans.schedule = Schedule(10**9, 10**9)  # timed calls reuse what there is now
         return spent
 
 
@@ -117,10 +118,10 @@ def _timed(
     spent: dict[str, float | None],
 ) -> Run:
     """One run. On the CPU, which tells what it spent on what, plans are made in every single call."""
-    patch = contender.patch
-    if patch and not whole and device.type == "cpu":
-        patch.plans.clear()
-    before = dict(patch.seconds) if patch else {}
+    state = contender.patch.state if contender.patch else None
+    if state and not whole and device.type == "cpu":
+        state.plans.clear()
+    before = dict(state.times.seconds) if state else {}
     with contender.use():
         level = reset_peak(device)
         wait_for(device)
@@ -128,8 +129,8 @@ def _timed(
         call(number + 3)  # steps 0, 1 and 2 were for warming up
         wait_for(device)
         seconds = time.perf_counter() - start
-    if patch and patch.timed:
-        spent = {part: patch.seconds[part] - before[part] for part in PARTS}
+    if state and state.times.known:
+        spent = {part: state.times.seconds[part] - before[part] for part in PARTS}
         if not whole and contender.keeps_plans_for > 1:
             seconds -= spent["plan"]
     return Run(

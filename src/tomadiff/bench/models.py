@@ -39,8 +39,9 @@ from diffusers import (
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ..attachment import denoiser
 from ..families import family_of
-from ..hook import denoiser, parameter_names
+from ..hook import parameter_names
 
 PROMPT = "a red apple"  # which the embedded models know, too
 STEPS = 1000  # entries of a table of timesteps

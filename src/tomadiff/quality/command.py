@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from PIL import Image
 
+from ..attachment import denoiser
 from ..demo.embedded import EMBEDDED
 from ..families import Family, family_of
 from ..files import write_whole
-from ..hook import denoiser
 from ..load import DTYPES, check_device, load
 from ..named import CACHES, DENSE, NAMES, OURS, pairs
 from . import scores, summary

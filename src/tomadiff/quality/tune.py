@@ -15,10 +15,10 @@ from typing import Any
 from torch import nn
 
 from .. import settings
+from ..attachment import denoiser
 from ..config import Config
 from ..errors import ConfigError
 from ..families import Family, family_of
-from ..hook import denoiser
 from ..machine import processor
 from ..named import configuration, label, pairs, written
 from ..sites import find

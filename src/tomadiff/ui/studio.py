@@ -18,13 +18,14 @@ from PIL import Image
 
 import tomadiff
 
-from .. import hook
+from ..attachment import denoiser
 from ..config import Config
 from ..demo.show import as_tensor
 from ..errors import ConfigError
 from ..families import family_of
 from ..generate import Request, draw
 from ..load import load, usual_size
+from ..machine import wait_for
 from ..maps import MergeMap, Recorder
 from ..named import configuration, pairs
 from ..quality.metrics import psnr, ssim
@@ -126,7 +127,7 @@ class Studio:
                 f"{type(pipe).__name__} takes no callback_on_step_end, so it can't be watched or stopped: "
                 "use tomadiff generate"
             )
-        self.family = family_of(hook.denoiser(pipe)[0])
+        self.family = family_of(denoiser(pipe)[0])
         pipe.set_progress_bar_config(disable=True)
         self.pipe, self.model = pipe, model
         self.usual_size = usual_size(pipe) or (512, 512)
@@ -286,7 +287,7 @@ class Studio:
         def callback(pipe: Any, step: int, timestep: Any, inputs: dict[str, Any]) -> dict[str, Any]:
             nonlocal watching
             if pipe._execution_device.type != "cpu":
-                hook.wait_for(pipe._execution_device)  # what it still works on is the picture's time
+                wait_for(pipe._execution_device)  # what it still works on is the picture's time
             start = time.perf_counter()
             inputs = self._watch(pipe, step, timestep, inputs)
             if recorder is not None:
