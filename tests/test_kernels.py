@@ -102,6 +102,9 @@ def test_kernels_stay_away_from_the_cpu_unless_told(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("TOMADIFF_KERNELS", raising=False)
     assert not kernels.usable(x, 64)
     monkeypatch.setenv("TOMADIFF_KERNELS", "1")
+    with pytest.raises(ConfigError, match="kernels run on CUDA"):
+        kernels.usable(x, 64)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert kernels.usable(x, 64)
     monkeypatch.setenv("TOMADIFF_KERNELS", "yes")
     with pytest.raises(ConfigError, match="yes"):

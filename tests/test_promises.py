@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -608,6 +609,14 @@ def test_deepcopy_of_a_patched_pipeline_is_patched_and_independent(pipe: Diffusi
     assert distance(draw(twin), image) > 1e-3
     tomadiff.remove(twin)
     assert tomadiff.report(pipe).settings["ratio"] == 0.5
+
+
+def test_a_patched_model_can_not_be_pickled_and_says_so(pipe: DiffusionPipeline) -> None:
+    tomadiff.apply(pipe, ratio=0.5)
+    with pytest.raises(TypeError, match=r"tomadiff\.remove first"):
+        pickle.dumps(denoiser(pipe))
+    tomadiff.remove(pipe)
+    assert pickle.dumps(denoiser(pipe))
 
 
 def test_save_pretrained_of_a_patched_pipeline_saves_the_plain_model(

@@ -50,7 +50,8 @@ def apply(
     patches = []
     for model, pipeline in attachment.denoisers(target):
         family = family_of(model) if sites is None else undeclared.family(model, sites)
-        patches.append(Patch(model, family, make(config, preset, settings, family.paper_reuse), pipeline))
+        chosen = make(config, preset, settings, family.paper_reuse, family.offers)
+        patches.append(Patch(model, family, chosen, pipeline))
     remove(target)
     for patch in patches:
         attachment.attach(patch)

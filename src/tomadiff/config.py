@@ -172,9 +172,10 @@ class Config:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, self._default(name))
             elif name not in own:
+                has = [field.name for field in fields(self) if field.name in own or field.name not in TOMA]
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} can't be honoured: method={self.method!r} has no such "
-                    f"setting; it has {_listed(own)}"
+                    f"setting; it has {_listed(has)}"
                 )
 
     def _default(self, name: str) -> Any:
@@ -263,7 +264,8 @@ class Config:
         for value in ratio.values() if by_part else [ratio]:
             if not _is_number(value) or not 0 <= value < 1:
                 raise ConfigError(
-                    f"ratio={value!r} must be at least 0 and below 1: the share of tokens removed"
+                    f"ratio={value!r} must be a number, at least 0 and below 1: the share of tokens "
+                    'removed; or "auto"'
                 )
             if value > 0:
                 self._check_reachable(value)
@@ -371,15 +373,23 @@ def make(
     preset: str | None,
     settings: Mapping[str, Any],
     paper_reuse: tuple[int, int] = (1, 1),
+    offers: Collection[str] = CHOICES["where"],
 ) -> Config:
-    """The configuration that a call of `apply` asks for; presets take their refreshes from `paper_reuse`."""
+    """The configuration that a call of `apply` asks for.
+
+    Presets take their refreshes from `paper_reuse`. Where a model doesn't offer to merge whole blocks, and
+    nothing is said, its modules are merged, or else its keys and values.
+    """
     if config is not None:
         if not isinstance(config, Config):
             raise ConfigError(
-                f"config must be a tomadiff.Config, not {config!r}; give single settings by keyword"
+                f'config must be a tomadiff.Config, the name of a settings file, or "auto", not {config!r}; '
+                "give single settings by keyword, as in ratio=0.5"
             )
         if preset is not None or settings:
-            raise ConfigError("give either a Config, or a preset and settings by keyword, not both")
+            raise ConfigError(
+                "give either a Config or a settings file, or a preset and settings by keyword, not both"
+            )
         return config
     known = [field.name for field in fields(Config)]
     for name in settings:
@@ -388,7 +398,10 @@ def make(
                 f"unknown setting {name!r}{_guess(name, known)}; the settings are {_listed(known)}"
             )
     if preset is None:
-        return Config(**settings)
+        chosen = Config(**settings)
+        if settings.get("where") is None and chosen.where == "span" and "span" not in offers:
+            chosen = Config(**{**settings, "where": "module" if "module" in offers else "kv"})
+        return chosen
     if preset not in PRESETS:
         raise ConfigError(
             f"unknown preset {preset!r}{_guess(preset, PRESETS)}; the presets are {_listed(PRESETS)}"

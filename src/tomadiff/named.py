@@ -54,7 +54,8 @@ def configuration(way: str, ratio: float, family: Family) -> Config:
         )
     if name in DEFAULTS and name not in PRESETS:
         settings = {"method": name, **settings}
-    return make(None, name if name in PRESETS else None, {"ratio": ratio, **settings}, family.paper_reuse)
+    preset = name if name in PRESETS else None
+    return make(None, preset, {"ratio": ratio, **settings}, family.paper_reuse, family.offers)
 
 
 def written(config: Config) -> str:

@@ -92,6 +92,9 @@ class Patch:
             hook.memories.clear()
             hook.run.clear()
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a model with merging on it can't be pickled: call tomadiff.remove first")
+
     def _take_a_step(self, call: Call) -> None:
         """Or make one more call of the same step, or begin a generation: the clock tells."""
         if not self.door.enter():

@@ -112,8 +112,9 @@ class Planner:
         if math.prod(grid) != tokens or len(grid) == 1:
             raise UnsupportedModelError(
                 f"{self.place.name} got {tokens} tokens, and the image has {' x '.join(map(str, grid))}, "
-                'no grid of them: use method="toma" with regions="stripe", which needs none (and turn '
-                "feed-forward chunking off, if it is on)"
+                "no grid of them: if you gave it by Sites, check it; else use "
+                'method="toma" with regions="stripe", which needs none (and turn feed-forward chunking off, '
+                "if it is on)"
             )
         sizes = config.region_size
         if isinstance(sizes, tuple) and len(sizes) != len(grid):

@@ -109,6 +109,7 @@ def _check(places: list[Place], family: Family, config: Config) -> None:
         raise ConfigError(
             f"where={config.where!r} can't be honoured: {family.name} offers "
             + ", ".join(sorted(family.offers))
+            + "; give one of these"
         )
     if not places:
         raise ConfigError(

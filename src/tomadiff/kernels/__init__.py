@@ -31,6 +31,11 @@ def usable(x: Tensor, region: int) -> bool:
         raise ConfigError(f"TOMADIFF_KERNELS={wish!r} must be auto, 0 or 1")
     if wish == "0" or region > LARGEST or x.dtype not in DTYPES:
         return False
+    if wish == "1" and not x.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ConfigError(
+            f"TOMADIFF_KERNELS=1 can't be honoured on {x.device}: kernels run on CUDA (and, with "
+            "TRITON_INTERPRET=1, very slowly elsewhere); leave it out"
+        )
     return wish == "1" or (x.is_cuda and _works(x.device))
 
 
