@@ -82,9 +82,12 @@ def test_a_prompt_is_read_word_by_word(pipe: EmojiPipeline) -> None:
     assert (picture("hot dog") != picture("dog")).any()
 
 
-def test_an_unknown_word_is_an_error_with_near_ones(pipe: EmojiPipeline) -> None:
-    with pytest.raises(ValueError, match="pizza"):
+def test_an_unknown_word_is_an_error_with_near_names_and_all_that_work(pipe: EmojiPipeline) -> None:
+    with pytest.raises(ValueError, match=r"'piza' \(near: pizza") as error:
         pipe("a piza")
+    assert str(error.value).endswith(", ".join(PROMPTS))
+    with pytest.raises(ValueError, match=r"'xyz'\. It draws grapes, watermelon"):
+        pipe("xyz")
 
 
 def test_other_sizes_and_dtypes_work(name: str) -> None:

@@ -227,7 +227,8 @@ def test_the_summary_has_means_worst_tenths_and_paired_speedups() -> None:
     assert merged["speedup"] == 2.0 and merged["psnr"] == 29.5 and merged["psnr_worst"] == 20.5
     assert dense["speedup"] == 1.0 and "psnr" not in dense and merged["fid"] == 3.0
     text = table([dense, merged], {"clip": "get it so"})
-    assert "29.5 (20.5)" in text and "not available" in text and "get it so" in text
+    assert "29.5 (20.5)" in text and "CLIP-T is not available: get it so" in text
+    assert text.count("CLIP-T") == 1, "no column"
     assert "| tomadiff | 0.5 | 20 |" in text and "biased upward" in text
     assert "fewer than pictures" not in text and "bit-identical" not in text
 
@@ -335,7 +336,9 @@ def test_the_command_writes_everything_into_the_folder(
     printed = capsys.readouterr()
     assert "| tomadiff | 0.5 |" in printed.out and "todo at 0.5 is left out" in printed.err
     # what is not there is no number
-    assert "CLIP-T is not available" in printed.out and "DINO is not available" in printed.out
+    for metric in ("CLIP-T", "DINO"):
+        assert f"{metric} is not available: " in printed.out and printed.out.count(f"| {metric} |") == 0
+    assert printed.err.count("not available: DINO, CLIP-T; how to get them") == 1
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     merged = next(line for line in summary["lines"] if line["way"] == "tomadiff" and line["ratio"] == 0.5)
     assert merged["pictures"] == 3 and merged["speedup"] > 0 and merged["seconds"] > 0
@@ -384,6 +387,7 @@ def test_caches_of_diffusers_are_ways_too(tmp_path: Path) -> None:
         (["--methods", "first-block"], "no caches for"),
         (["--methods", "todo"], "whole factors"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
+        (["--prompts", "imagenet"], "words that the embedded model doesn't know"),
         (["--workers", "2"], "for --engine ray"),
         (["--device", "cuda:9"], "can't use device"),
         (["--engine", "ray", "--device", "cuda"], "needs --gpus-per-worker"),

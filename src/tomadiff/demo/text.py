@@ -10,6 +10,8 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 
+from .data import PROMPTS
+
 IGNORED = {"a", "an", "the", "emoji"}  # so that "a hot dog" is "hot dog"
 
 
@@ -40,7 +42,7 @@ class WordEncoder(ModelMixin, ConfigMixin):
             )  # small next to the steps of the optimiser, so that it is learnt fast
 
     def tokenize(self, prompts: list[str]) -> Tensor:
-        """[B, max_words] word indices; a `ValueError` names words the model doesn't know, with near ones."""
+        """[B, max_words] word indices; a `ValueError` says which it doesn't know, and what it draws."""
         max_words = self.config.max_words
         ids = torch.zeros(len(prompts), max_words, dtype=torch.long)
         for row, prompt in zip(ids, prompts):
@@ -55,10 +57,15 @@ class WordEncoder(ModelMixin, ConfigMixin):
         return ids.to(self.places.device)
 
     def _unknown(self, prompt: str, unknown: list[str]) -> str:
-        near = {w: difflib.get_close_matches(w, self.index, n=3, cutoff=0.5) for w in unknown}
-        hints = "; ".join(f"{w!r}" + (f" (near: {', '.join(near[w])})" if near[w] else "") for w in unknown)
-        known = "" if any(near.values()) else f"; known words: {', '.join(self.index)}"
-        return f"prompt {prompt!r} has words that the embedded model doesn't know: {hints}{known}"
+        hints = []
+        for word in unknown:
+            near = set(difflib.get_close_matches(word, self.index, n=3, cutoff=0.5))
+            names = [name for name in PROMPTS if near & set(name.split())]
+            hints.append(f"{word!r}" + (f" (near: {', '.join(names)})" if names else ""))
+        return (
+            f"prompt {prompt!r} has words that the embedded model doesn't know: {'; '.join(hints)}. "
+            f"It draws {', '.join(PROMPTS)}"
+        )
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """[B, max_words] -> sequence [B, length, dim], pooled [B, dim]."""

@@ -24,9 +24,9 @@ from . import scores, summary
 from .engines import local
 from .engines import ray as ray_engine
 from .job import REFERENCE, Drawing, Job, Way, Work
-from .prompts import load_prompts
+from .prompts import check_prompts, load_prompts
 from .resolved import resolved
-from .store import Row, Store
+from .store import Row, Store, check_free
 from .weights import WEIGHTS, fetch
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -129,10 +129,14 @@ def run(args: argparse.Namespace) -> int:
             print(fetch(name))
         return 0
     settle(args)
+    check_free(args.output, args.resume)
     prompts, seeds = load_prompts(args.prompts, args.limit), range(args.seeds)
-    job = make_job(args)
+    job = make_job(args, prompts)
     judges = make_judges(args)
     store = Store(args.output, job, args.resume)
+    if judges.unavailable:
+        missing = ", ".join(summary.METRICS[metric][0] for metric in judges.unavailable)
+        print(f"not available: {missing}; how to get them stands below the table", file=sys.stderr)
     if store.damaged:
         print(f"{len(store.damaged)} damaged pictures are drawn again", file=sys.stderr)
     works = store.missing(prompts, seeds)
@@ -191,9 +195,11 @@ def check_gpus(device: str, gpus_per_worker: float) -> None:
         raise ValueError(f"--gpus-per-worker {gpus_per_worker:g} needs --device cuda, not {device}")
 
 
-def make_job(args: argparse.Namespace) -> Job:
+def make_job(args: argparse.Namespace, prompts: Sequence[str]) -> Job:
     """Loads the model once to see what it allows, before hours of work."""
-    family = family_of(denoiser(load(args.model, "cpu", args.dtype))[0])
+    pipe = load(args.model, "cpu", args.dtype)
+    check_prompts(pipe, prompts)
+    family = family_of(denoiser(pipe)[0])
     ways, left_out = pairs([w for w in args.methods or [OURS] if w != DENSE], args.ratio, family)
     for line in left_out:
         print(line, file=sys.stderr)
@@ -216,19 +222,16 @@ def job_of(args: argparse.Namespace, ways: Sequence[Way], family: Family | None)
 
 
 def make_judges(args: argparse.Namespace) -> scores.Judges:
-    """What the pictures will be measured with, and what can't be, said while it can still be got."""
+    """What the pictures will be measured with."""
     device = args.device
     try:
         check_device(device)
     except ValueError:  # workers may have it
         device = "cpu"
         print(f"pictures are measured on the CPU: there is no {args.device} here", file=sys.stderr)
-    judges = scores.judges_of(
+    return scores.judges_of(
         scores.Wanted(args.metrics, args.clip_model, args.dino_model, args.fid_against, device)
     )
-    for metric, reason in judges.unavailable.items():
-        print(f"{summary.METRICS[metric][0]} is not available: {reason}", file=sys.stderr)
-    return judges
 
 
 def engine(args: argparse.Namespace, job: Job, works: Sequence[Work]) -> Iterator[Drawing]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..demo.data import PROMPTS
+from ..demo.pipelines import EmojiPipeline
 
 IMAGENET = Path(__file__).with_name("imagenet.txt")  # the 1,000 class names, in the order of the classes
 # The rows of MAPS-research/GEMRec-PromptBook without their 10 GB of pictures.
@@ -46,6 +47,12 @@ def load_prompts(source: str, limit: int | None = None) -> list[str]:
     if not prompts:
         raise ValueError(f"{source} has no prompts in it")
     return prompts[:limit]
+
+
+def check_prompts(pipe: Any, prompts: Sequence[str]) -> None:
+    """Complain about what an embedded model can't read; others read anything."""
+    if isinstance(pipe, EmojiPipeline):
+        pipe.text_encoder.tokenize(list(prompts))
 
 
 def imagenet() -> Iterable[str]:

@@ -62,8 +62,9 @@ def worst_tenth(values: Sequence[float], higher_is_better: bool) -> float:
 
 
 def table(lines: Sequence[Row], unavailable: dict[str, str]) -> str:
-    """As Markdown, with what must be known to read it; metrics that could not be had say so."""
-    shown = [metric for metric in METRICS if metric in unavailable or any(metric in line for line in lines)]
+    """As Markdown, with what must be known to read it, and below it what could not be had and why."""
+    had = [metric for metric in METRICS if metric not in unavailable]
+    shown = [metric for metric in had if any(metric in line for line in lines)]
     columns = {
         "setting": [line["way"] for line in lines],
         "ratio": [f"{line['ratio']:g}" if line["ratio"] else "-" for line in lines],
@@ -73,7 +74,7 @@ def table(lines: Sequence[Row], unavailable: dict[str, str]) -> str:
         "pairs": [str(line["pairs"] or "-") for line in lines],
     }
     for metric in shown:
-        columns[METRICS[metric][0]] = [_cell(line, metric, unavailable) for line in lines]
+        columns[METRICS[metric][0]] = [_cell(line, metric) for line in lines]
     return "\n\n".join([markdown(columns), *_notes(lines, unavailable)])
 
 
@@ -97,10 +98,8 @@ def _notes(lines: Sequence[Row], unavailable: dict[str, str]) -> Iterator[str]:
         )
 
 
-def _cell(line: Row, metric: str, unavailable: dict[str, str]) -> str:
+def _cell(line: Row, metric: str) -> str:
     _, digits, _ = METRICS[metric]
-    if metric in unavailable:
-        return "not available"
     if line.get(metric) is None:
         return "-"
     worst = line.get(f"{metric}_worst")
@@ -130,7 +129,7 @@ def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> No
     front = pareto(
         [(line["speedup"], line[metric]) for line in points if line["speedup"] > 1], METRICS[metric][2]
     )
-    if front:
+    if len(front) > 1:
         axis.plot(*zip(*front), color="black", linestyle=":", linewidth=1, label="front", zorder=0)
     axis.set_xlabel("speed-up over dense")
     axis.set_ylabel(METRICS[metric][0])
@@ -172,13 +171,18 @@ def cases(
     if not judged:
         return None
     chosen = {"best": judged[0], "median": judged[len(judged) // 2], "worst": judged[-1]}
+    title, digits, _ = METRICS[metric]
+    unit = title.partition(", ")[2]
     pictures, captions = [], []
     for case in chosen.values():
         dense, *others = (_same(rows, case, way) for way in shown)
         pictures.append([_thumbnail(read(row), side) for row in (dense, *others)])
-        captions.append([case["prompt"], *(f"{row[metric]:.1f}" for row in others)])
+        captions.append([case["prompt"], *(f"{row[metric]:.{digits}f} {unit}".strip() for row in others)])
     by_way, said = [list(row) for row in zip(*pictures)], [list(row) for row in zip(*captions)]
-    return contact_sheet(by_way, list(chosen), [label(*way) for way in shown], said)
+    name = label(*judge)
+    whose = name if len(name) <= 30 else f"{name[:30]}..."  # columns should not get wider than pictures need
+    titles = [f"{which} for {whose}" for which in chosen]
+    return contact_sheet(by_way, titles, [label(*way) for way in shown], said)
 
 
 def _same(rows: Sequence[Row], case: Row, way: Way) -> Row:

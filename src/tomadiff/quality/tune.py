@@ -25,7 +25,7 @@ from ..sites import find
 from . import scores, summary
 from .command import add_drawing_arguments, check_counts, default_prompts, draw_all, job_of
 from .job import REFERENCE, Drawing, Painter, Way, Work
-from .prompts import load_prompts
+from .prompts import check_prompts, load_prompts
 from .store import Row, Store, check_free
 
 BUDGETS = ("psnr", "ssim")
@@ -118,6 +118,7 @@ class Tuner:
     def __init__(self, args: argparse.Namespace, budget: Budget, prompts: Sequence[str]) -> None:
         self.args, self.budget, self.prompts, self.seeds = args, budget, prompts, range(args.seeds)
         self.painter = Painter(job_of(args, [REFERENCE], None))
+        check_prompts(self.painter.pipe, prompts)
         model = denoiser(self.painter.pipe)[0]
         self.family = family_of(model)
         ways, _ = pairs([written(config) for config in candidates(model, self.family)], [], self.family)
