@@ -421,7 +421,10 @@ def test_expectations_need_no_weights(capsys: pytest.CaptureFixture[str]) -> Non
         (["--repeats", "5000"], "at most"),
         (["--plot", "x.png", "--methods", "tomadiff"], "add it to --methods"),
         (["--model", "flux-dev", "--methods", "first-block", "--steps", "3"], "random weights"),
-        (["--model", "no/such"], "can't load"),
+        (
+            ["--model", "no/such"],
+            "no hub id within reach, and none of sd15, ",
+        ),
         (["--device", "cuda:7"], "can't use device"),
     ],
     ids=str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import string
 import subprocess
@@ -167,7 +168,7 @@ def test_generate_compares_and_numbers_pictures(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fox-1.png", "fox-2.png"]
-    assert done.stdout.count("dense") == 2
+    assert len(re.findall(r"dense [\d.]+ s: [\d.]+x; PSNR to the dense picture \d+\.\d dB", done.stdout)) == 2
     with Image.open(tmp_path / "fox-1.png") as picture:
         assert picture.size[0] > 128
 
@@ -214,8 +215,12 @@ def test_any_pipeline_in_a_folder_is_a_model_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["generate", "hot dog", "--model", "no/such-model"], "can't load 'no/such-model'"),
-        (["generate", "hot dog", "--model", "."], "can't load '.'"),
+        (
+            ["generate", "hot dog", "--model", "no/such-model"],
+            "'no/such-model': no folder, no hub id",
+        ),
+        (["generate", "hot dog", "--model", "."], "can't load '.': no pipeline in this folder"),
+        (["generate", "hot dog", "--method", "ideal"], "invalid choice: 'ideal'"),
         (["generate", "hot dog", "--ratio", "1.5"], "below 1"),
         (["generate", "hot dog", "--device", "abacus"], "can't use device 'abacus'"),
         (["generate", "hot dog", "--size", "63", "64"], "multiples"),
@@ -225,6 +230,7 @@ def test_any_pipeline_in_a_folder_is_a_model_too(tmp_path: Path) -> None:
         (["generate", "hot dog", "--num-images", "0"], "at least 1"),
         (["generate", "hot dog", "--steps", "0"], "steps"),
         (["merge-map", "hot dog", "--regions", "stripe"], "tile"),
+        (["merge-map", "fox", "--steps", "8", "--at", "4", "1"], "step 1 is dense; merged are 3, 4, 6, 7"),
         (["demo", "--prompts", "hto"], "hot"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -121,3 +121,4 @@ def test_the_command_says_what_it_can_not_make_up(capsys: pytest.CaptureFixture)
     assert main(["inspect", "UVit2DModel"]) == 2
     assert "it needs input_ids, micro_conds, pooled_text_emb" in capsys.readouterr().err
     assert main(["inspect", "no/such-model"]) == 2
+    assert "none of emoji-unet, emoji-flux, the model classes of diffusers (" in capsys.readouterr().err

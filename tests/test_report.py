@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from diffusers import DiffusionPipeline
 from pipelines import draw, make
 
 import tomadiff
+from tomadiff.cli import main, parser
 
 
 def test_report_counts_tokens_calls_and_time(pipe: DiffusionPipeline) -> None:
@@ -69,3 +71,35 @@ def test_the_command_answers_in_one_line_and_a_code(arguments: list[str], code: 
     assert done.returncode == code
     assert says in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_every_option_says_what_it_is() -> None:
+    (commands,) = (action.choices for action in parser()._actions if isinstance(action.choices, dict))
+    mute = [
+        f"{name} {action.dest}"
+        for name, command in commands.items()
+        for action in command._actions
+        if not action.help
+    ]
+    assert mute == []
+
+
+def test_families_fit_into_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["families"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) == len(tomadiff.families()) + 2
+    assert "docs/families.md" in lines[-1]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["families"]) == 141
+    assert capsys.readouterr().err == ""

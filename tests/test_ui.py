@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -364,6 +365,11 @@ def test_the_command_refuses_before_it_loads_anything(capsys: pytest.CaptureFixt
     assert "--no-auth" in capsys.readouterr().err
     assert main(["ui", "--auth", "a:b", "--no-auth"]) == 2
     assert main(["ui", "--max-steps", "0"]) == 2
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        capsys.readouterr()
+        assert main(["ui", "--port", str(port), "--model", "nobody/nothing"]) == 2
+    assert f"port {port} is taken; choose another with --port" in capsys.readouterr().err
 
 
 def test_only_what_the_page_needs_gets_through_the_gate(tmp_path: Path) -> None:

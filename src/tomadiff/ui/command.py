@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import ipaddress
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -15,7 +17,7 @@ from types import FrameType
 import torch
 
 from ..demo.embedded import EMBEDDED
-from ..load import DTYPES
+from ..load import add_device_arguments
 from .studio import Studio
 
 
@@ -25,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=next(iter(EMBEDDED)),
         help=f"{' or '.join(EMBEDDED)}, a folder, or a hub id (default: %(default)s)",
     )
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
+    add_device_arguments(parser)
     parser.add_argument("--threads", type=int, help="of the CPU (default: torch's own)")
     parser.add_argument(
         "--out", type=Path, help="folder for what is exported (default: one that goes at the end)"
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-models", action="store_true", help="let the page choose embedded models and hub ids"
     )
     access.add_argument("--max-size", type=int, help="pixels on a side (default: twice the model's own)")
-    access.add_argument("--max-steps", type=int, default=100, help="default: %(default)s")
+    access.add_argument("--max-steps", type=int, default=100, help="of a picture (default: %(default)s)")
     access.add_argument("--max-queue", type=int, default=8, help="how many may wait (default: %(default)s)")
 
 
@@ -52,6 +53,8 @@ def run(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    if args.port is not None:
+        check_port(args.host, args.port)
     if args.threads:
         torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(prefix="tomadiff-ui-") as temporary:
@@ -102,6 +105,19 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def check_port(host: str, port: int) -> None:
+    """Complain about a port that can't be had before a model is loaded."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OverflowError as error:
+        raise ValueError(f"--port {port} is none: they end at 65535") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(f"port {port} is taken; choose another with --port") from error
+        raise ValueError(f"can't listen on port {port} of {host}: {error.strerror}") from error
 
 
 def check_access(host: str, auth: str | None, no_auth: bool) -> tuple[str, str] | None:
