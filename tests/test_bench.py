@@ -37,6 +37,12 @@ def run(method: str, ratio: float, number: int, seconds: float, plan: float | No
     return Run((64, 64), method, ratio, number, seconds, plan, 0.1, 0.2, 3 * 10**9, 2 * 10**9)
 
 
+def in_turns(merged: float, count: int = 2) -> list[Run]:
+    """Rounds of dense, which takes a second, and merged calls."""
+    pairs = [(run("dense", 0.0, n, 1.0), run("tomadiff", 0.5, n, merged, 0.0)) for n in range(count)]
+    return [each for pair in pairs for each in pair]
+
+
 # -- figures -----------------------------------------------------------------------------------------------
 
 
@@ -78,8 +84,12 @@ def test_counts_are_put_beside_their_runs() -> None:
     ],
 )
 def test_the_break_even_answer_in_words(merged: float, says: str) -> None:
-    runs = [run("dense", 0, 0, 1.0), run("tomadiff", 0.5, 0, merged, 0.0)]
-    assert figures.words(figures.rows(runs, [], {})) == [says]
+    assert figures.words(figures.rows(in_turns(merged), [], {})) == [says]
+
+
+def test_one_round_is_no_answer() -> None:
+    (said,) = figures.words(figures.rows(in_turns(0.5, count=1), [], {}))
+    assert "saves 50%: one round is not enough to tell" in said and "worth" not in said
 
 
 # -- measuring ---------------------------------------------------------------------------------------------
@@ -106,7 +116,7 @@ def test_contenders_take_turns_and_are_switched_off_again() -> None:
 
 
 def test_dense_steps_count_in_what_a_generation_saves() -> None:
-    runs = [run("dense", 0.0, 0, 1.0), run("tomadiff", 0.5, 0, 0.5)]
+    runs = in_turns(0.5)
     rows = figures.rows(runs, [], {}, {"tomadiff": 3})
     assert rows[1]["speedup"] == 2 and rows[1]["generation_speedup"] == 1.5  # 3 calls take 1 + 0.5 + 0.5
     assert "| 1.50x |" in figures.table(rows, "call")
@@ -252,6 +262,8 @@ def test_rounds_with_other_methods_are_not_added_to_a_file(
     command = [*SMALL, "--repeats", "1", "--no-count", "--json", str(file), "--methods", "dense"]
     assert main(command) == 0
     before = file.read_text()
+    assert main(command) == 2
+    assert "bench.json is there already: add --resume" in capsys.readouterr().err
     assert main([*command, "tomadiff", "--resume"]) == 2
     assert "take another --json" in capsys.readouterr().err
     assert file.read_text() == before

@@ -44,8 +44,8 @@ def test_a_home_made_model_is_understood() -> None:
     assert 0 < inspection.share(found) < 1
     assert inspection.advice(found) == [
         "from tomadiff.families import Rows",
-        "tomadiff.apply(model, sites=tomadiff.Sites(blocks='layers', tokens='x', output=1, rotary=None, "
-        "grid=lambda picture: tuple(side // 1 for side in picture.shape[-2:]), "
+        "tomadiff.apply(model, ratio=0.5, sites=tomadiff.Sites(blocks='layers', tokens='x', output=1, "
+        "rotary=None, grid=lambda picture: tuple(side // 1 for side in picture.shape[-2:]), "
         "follows=(Rows('where', axis=0, ndim=2),), text='first', spans=True, time='sigma'))",
         "# 5 of its 53 tokens look like text: 'last', if it comes behind",
     ]
@@ -111,9 +111,9 @@ def test_the_command_writes_the_line_to_use_for_an_unknown_model(
     Transformer2DModel(**settings, num_layers=2, cross_attention_dim=16).save_pretrained(tmp_path)
     assert main(["inspect", str(tmp_path)]) == 0
     assert (
-        "tomadiff.apply(model, sites=tomadiff.Sites(blocks='transformer_blocks', tokens='hidden_states', "
-        "output=0, rotary=None, grid=lambda hidden_states: tuple(side // 1 for side in "
-        "hidden_states.shape[-2:]), spans=True))"
+        "tomadiff.apply(model, ratio=0.5, sites=tomadiff.Sites(blocks='transformer_blocks', "
+        "tokens='hidden_states', output=0, rotary=None, grid=lambda hidden_states: tuple(side // 1 "
+        "for side in hidden_states.shape[-2:]), spans=True))"
     ) in capsys.readouterr().out
 
 

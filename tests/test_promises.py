@@ -342,6 +342,9 @@ def test_each_range_of_steps_has_its_ratio_and_plans(pipe: DiffusionPipeline) ->
         report = tomadiff.report(pipe)
         runs = len({hook.run.sites[0] for hook in denoiser(pipe)._tomadiff.sites})
         assert report.refreshes == {"destinations": 2 * runs, "weights": 0}, "a plan for each ratio"
+        assert all([3 * site.tokens // 4, site.tokens // 4] == site.all_kept for site in report.sites)
+        assert f"{report.sites[0].all_kept[0]} to {report.sites[0].all_kept[1]} " in str(report)
+        assert "5 model calls in 1 generation;" in str(report)
 
 
 def test_steps_before_the_first_range_stay_dense(pipe: DiffusionPipeline) -> None:

@@ -99,6 +99,11 @@ def test_what_is_no_file_is_told(name: str) -> None:
         tomadiff.apply(make("sd1"), name)
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"can't write .*fast\.json: there is no folder .*nope$"):
+        settings.save(tmp_path / "nope" / "fast.json", tomadiff.Config())
+
+
 def test_the_commands_take_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings.save("some.json", tomadiff.Config(ratio={2: 0.5}, where="block", dense_every=0))

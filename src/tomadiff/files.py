@@ -18,6 +18,8 @@ def cache() -> Path:
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     """Let `write` fill a file beside `path`, then put it in its place; all is on the disk after that."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"can't write {path}: there is no folder {path.parent}")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:

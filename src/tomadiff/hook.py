@@ -88,6 +88,7 @@ class SiteHook(ModelHook):
         self.short_first = 0  # merged tokens of the first frame, where it is treated apart
         # for the report
         self.tokens = self.kept = self.calls = self.dense_calls = 0
+        self.kept_at: dict[float, tuple[int, int]] = {}  # by ratio, of how many and how many
 
     # -- on the module, and off again ----------------------------------------------------------------------
 
@@ -174,6 +175,8 @@ class SiteHook(ModelHook):
                 self.tokens = self.kept = self.image
         elif self.state.config.where == "span":
             self.tokens, self.kept = self.run.sites[0].tokens, self.run.sites[0].kept
+        if not self.idle:
+            self.kept_at[self.ratio] = self.tokens, self.kept
 
     # -- instead of the module's own forward ---------------------------------------------------------------
 

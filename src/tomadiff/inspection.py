@@ -91,7 +91,7 @@ class Inspection:
         time = next((name for name in TIMES if name in parameter_names(self.model)), None)
         said |= {} if time == "timestep" else {"time": repr(time)}
         sites = ", ".join(f"{name}={code}" for name, code in said.items())
-        lines = [f"tomadiff.apply(model, sites=tomadiff.Sites({sites}))"]
+        lines = [f"tomadiff.apply(model, ratio=0.5, sites=tomadiff.Sites({sites}))"]
         if grid is None:
             lines.append(f"# with the rows and columns of its {candidate.tokens} tokens")
         if text:

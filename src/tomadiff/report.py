@@ -18,6 +18,7 @@ class SiteReport:
     level: int
     tokens: int
     kept: int
+    all_kept: list[int]  # one after the other, where ranges of steps differ
     calls: int
     dense_calls: int  # of these, left dense on purpose
 
@@ -48,8 +49,9 @@ class Report:
         lines = [f"tomadiff on {self.model} ({self.family}): {_changed(self.settings)}"]
         lines += [*_table(self.sites), *self.auto]
         lines.append(
-            f"{self.model_calls} model calls in {self.generations} generations; plans made: "
-            f"{self.refreshes['destinations']} whole, {self.refreshes['weights']} with new weights only"
+            f"{_counted(self.model_calls, 'model call')} in {_counted(self.generations, 'generation')}; "
+            f"plans made: {self.refreshes['destinations']} whole, "
+            f"{self.refreshes['weights']} with new weights only"
         )
         if self.model_calls == 0:
             lines.append("not called yet: tokens and times are known after a generation")
@@ -75,6 +77,7 @@ def make_report(patches: list[Patch]) -> Report:
                 level=hook.place.level,
                 tokens=hook.tokens,
                 kept=hook.kept,
+                all_kept=[kept for tokens, kept in hook.kept_at.values() if tokens == hook.tokens],
                 calls=hook.calls,
                 dense_calls=hook.dense_calls,
             )
@@ -89,6 +92,10 @@ def make_report(patches: list[Patch]) -> Report:
     )
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
 def _sums(counts: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: sum(count[name] for count in counts) for name in counts[0]}
 
@@ -101,7 +108,8 @@ def _table(sites: list[SiteReport]) -> list[str]:
     """Sites that are alike share a row."""
     rows: dict[tuple, list[SiteReport]] = {}
     for site in sites:
-        rows.setdefault((site.kind, site.level, site.tokens, site.kept), []).append(site)
+        kept = " to ".join(map(str, site.all_kept or [site.kept]))
+        rows.setdefault((site.kind, site.level, site.tokens, kept), []).append(site)
     cells = [("kind", "level", "sites", "tokens", "kept", "calls", "left dense")]
     for (kind, level, tokens, kept), group in rows.items():
         calls, dense = sum(site.calls for site in group), sum(site.dense_calls for site in group)

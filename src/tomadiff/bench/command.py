@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="of the CPU")
     parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
     parser.add_argument("--no-count", action="store_true", help="don't count FLOPs and launches")
-    parser.add_argument("--json", type=Path, help="write everything to this file, after every round")
+    parser.add_argument("--json", type=Path, help="write everything to this new file, after every round")
     parser.add_argument("--resume", action="store_true", help="go on from what is in the --json file")
     parser.add_argument("--csv", type=Path, help="write one row a run")
     parser.add_argument("--plot", type=Path, help="draw speed-up against ratio, and time against size")
@@ -166,6 +166,8 @@ def settle(args: argparse.Namespace) -> None:
     for ratio in args.ratio:
         Config(ratio=ratio, regions="global")  # what no method could do is not left out in silence
     check_device(args.device)
+    if args.json and args.json.exists() and not args.resume:
+        raise ValueError(f"{args.json} is there already: add --resume to go on, or take another --json")
     if args.resume and not args.json:
         raise ValueError("--resume goes on from a file: name it with --json")
     if args.depth != 1 and args.model not in models.ARCHITECTURES:

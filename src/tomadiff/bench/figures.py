@@ -170,6 +170,8 @@ def words(figures: Sequence[Row]) -> list[str]:
         (height, width), ratio = row["size"], row["ratio"]
         setting = row["method"].removeprefix(OURS).removeprefix(":")
         verdict = "worth it" if saving >= WORTH else "not worth it"
+        if row["rounds"] == 1:
+            verdict = "one round is not enough to tell whether that is so, take more --repeats"
         does = f"saves {saving:.0%}" if saving >= 0 else f"costs {-saving:.0%}"
         sentences.append(
             f"at {height} x {width} on this device merging{f' at {ratio:g}' if ratio else ''}"
