@@ -114,7 +114,7 @@ class Images:
         except BackPressureError:
             return problem(503, "too many requests are waiting: try later", "server_error", code="queue_full")
         except ValueError as error:  # what the pipeline refuses
-            return problem(400, str(getattr(error, "cause", error)), param="prompt")
+            return problem(400, f"prompt: {getattr(error, 'cause', error)}", param="prompt")
         return {"created": int(time.time()), "data": [{"b64_json": picture} for picture in drawn]}
 
 
