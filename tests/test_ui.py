@@ -365,6 +365,7 @@ def test_the_command_refuses_before_it_loads_anything(capsys: pytest.CaptureFixt
     assert "--no-auth" in capsys.readouterr().err
     assert main(["ui", "--auth", "a:b", "--no-auth"]) == 2
     assert main(["ui", "--max-steps", "0"]) == 2
+    assert main(["ui", "--port", "70000"]) == 2
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         capsys.readouterr()

@@ -109,11 +109,11 @@ def is_loopback(host: str) -> bool:
 
 def check_port(host: str, port: int) -> None:
     """Complain about a port that can't be had before a model is loaded."""
+    if not 1 <= port <= 65535:
+        raise ValueError(f"--port {port} must be from 1 to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         socket.create_server(address[:2], family=family).close()
-    except OverflowError as error:
-        raise ValueError(f"--port {port} is none: they end at 65535") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ValueError(f"port {port} is taken; choose another with --port") from error
