@@ -55,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods",
         nargs="+",
         metavar="M",
-        help=f"any of {', '.join(name for name in NAMES if name != 'ideal')}; single settings follow a colon, as in {OURS}:where=span; "
+        help=f"any of {', '.join(name for name in NAMES if name != 'ideal')}; single "
+        f"settings follow a colon, as in {OURS}:where=span; "
         "a settings file (FILE.json); "
         f"diffusers' caches, {', '.join(CACHES)}, alone or joined by a plus "
         f"(default: {OURS}); {DENSE} is always there",
