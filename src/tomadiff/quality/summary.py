@@ -62,9 +62,8 @@ def worst_tenth(values: Sequence[float], higher_is_better: bool) -> float:
 
 
 def table(lines: Sequence[Row], unavailable: dict[str, str]) -> str:
-    """As Markdown, with what must be known to read it, and below it what could not be had and why."""
-    had = [metric for metric in METRICS if metric not in unavailable]
-    shown = [metric for metric in had if any(metric in line for line in lines)]
+    """As Markdown, with what must be known to read it; what could not be had says so, and below it, why."""
+    shown = [metric for metric in METRICS if metric in unavailable or any(metric in line for line in lines)]
     columns = {
         "setting": [line["way"] for line in lines],
         "ratio": [f"{line['ratio']:g}" if line["ratio"] else "-" for line in lines],
@@ -74,7 +73,7 @@ def table(lines: Sequence[Row], unavailable: dict[str, str]) -> str:
         "pairs": [str(line["pairs"] or "-") for line in lines],
     }
     for metric in shown:
-        columns[METRICS[metric][0]] = [_cell(line, metric) for line in lines]
+        columns[METRICS[metric][0]] = [_cell(line, metric, unavailable) for line in lines]
     return "\n\n".join([markdown(columns), *_notes(lines, unavailable)])
 
 
@@ -98,7 +97,9 @@ def _notes(lines: Sequence[Row], unavailable: dict[str, str]) -> Iterator[str]:
         )
 
 
-def _cell(line: Row, metric: str) -> str:
+def _cell(line: Row, metric: str, unavailable: dict[str, str]) -> str:
+    if metric in unavailable:
+        return "not available"
     _, digits, _ = METRICS[metric]
     if line.get(metric) is None:
         return "-"
