@@ -6,6 +6,7 @@ import argparse
 import ast
 import math
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -236,8 +237,7 @@ def families(args: argparse.Namespace) -> None:
     elif args.markdown:
         print(table.markdown())
     elif sys.stdout.isatty():
-        print(table.text(columns=2))
-        print("model classes, sites and more: docs/families.md, or tomadiff families | less -S")
+        print(table.narrow(shutil.get_terminal_size().columns))
     else:
         print(table.text())
 

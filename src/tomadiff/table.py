@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from .families import FAMILIES, Family
 from .families.refused import REFUSED
 
@@ -38,11 +40,23 @@ def rotary(family: Family) -> str:
     return "one table" if axes == {0} else "by sample"
 
 
-def text(columns: int = len(HEADER)) -> str:
-    """In columns, all or the first so many."""
-    rows = [line[:columns] for line in (HEADER, *map(row, FAMILIES))]
-    widths = [max(len(line[column]) for line in rows) for column in range(columns)]
+def text() -> str:
+    rows = [HEADER, *map(row, FAMILIES)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in rows]
+    return "\n".join(lines)
+
+
+def narrow(width: int) -> str:
+    """A few lines for each family, for terminals."""
+    indent = max(len(family.name) for family in FAMILIES) + 2
+    lines = []
+    for name, covers, *rest in map(row, FAMILIES):
+        about = "; ".join(f"{label}: {cell}" for label, cell in zip(HEADER[2:], rest) if cell != "-")
+        for part, start in ((covers, name), (about, "")):
+            lines += textwrap.wrap(
+                part, width, initial_indent=start.ljust(indent), subsequent_indent=" " * indent
+            )
     return "\n".join(lines)
 
 
