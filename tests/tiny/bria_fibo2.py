@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from seeded import noise, text, times
+import diffusers
+from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
 MODEL = "BriaFibo2Transformer2DModel"
@@ -30,4 +31,18 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "timestep": times(seeds, time),
         "encoder_hidden_states": text(seeds, 2, 7, 32),
         "context_latents": [noise(seeds, 4, 8, 12)],
+    }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    return bare_pipeline("BriaFibo2Pipeline", model)
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "prompt_embeds": text(seeds, 2, 7, 32),
+        "negative_prompt_embeds": text((9,) * len(seeds), 2, 5, 32),
+        "latents": noise(seeds, 4, 16, 16),
+        "height": 128,
+        "width": 128,
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import diffusers
 import torch
-from seeded import noise, text, times
+from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
 MODEL = "ErnieImageTransformer2DModel"
@@ -29,4 +30,18 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "timestep": times(seeds, 1000 * time),
         "text_bth": text(seeds, 7, 32),
         "text_lens": torch.tensor([3 + seed for seed in seeds]),
+    }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    return bare_pipeline("ErnieImagePipeline", model)
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "prompt_embeds": list(text(seeds, 7, 32)),
+        "negative_prompt_embeds": list(text((9,) * len(seeds), 3, 32)),
+        "latents": noise(seeds, 4, 8, 8),
+        "height": 128,
+        "width": 128,
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import diffusers
 import torch
-from seeded import noise, text, times
+from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
 MODEL = "HiDreamImageTransformer2DModel"
@@ -34,4 +35,25 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "encoder_hidden_states_t5": text(seeds, 5, 32),
         "encoder_hidden_states_llama3": torch.stack([text(seeds, 4, 16) + layer for layer in range(4)]),
         "pooled_embeds": text(seeds, 8),
+    }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    pipe = bare_pipeline("HiDreamImagePipeline", model)
+    pipe.default_sample_size = 16  # every size is scaled to this area
+    return pipe
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    negative = (9,) * len(seeds)
+    return {
+        "prompt_embeds_t5": text(seeds, 5, 32),
+        "prompt_embeds_llama3": torch.stack([text(seeds, 4, 16) + layer for layer in range(4)]),
+        "pooled_prompt_embeds": text(seeds, 8),
+        "negative_prompt_embeds_t5": text(negative, 5, 32),
+        "negative_prompt_embeds_llama3": torch.stack([text(negative, 4, 16) + layer for layer in range(4)]),
+        "negative_pooled_prompt_embeds": text(negative, 8),
+        "latents": noise(seeds, 4, 16, 16),
+        "height": 128,
+        "width": 128,
     }

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from seeded import noise, text, times
+import diffusers
+import torch
+from seeded import bare_pipeline, noise, text, times
 from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 MODEL = "StableCascadeUNet"
 SETTINGS = {
@@ -40,4 +43,27 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "clip_text_pooled": text(seeds, 1, 32),
         "clip_text": text(seeds, 7, 32),
         "clip_img": text(seeds, 1, 32),
+    }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    # the pipeline asks its text encoder for a dtype, though the text comes encoded
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 8}
+    text_encoder = CLIPTextModelWithProjection(CLIPTextConfig(num_attention_heads=2, **sizes))
+    scheduler = diffusers.DDPMWuerstchenScheduler()
+    return bare_pipeline("StableCascadePriorPipeline", model, scheduler, text_encoder=text_encoder)
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    negative = (9,) * len(seeds)
+    return {
+        "prompt_embeds": text(seeds, 7, 32),
+        "prompt_embeds_pooled": text(seeds, 1, 32),
+        "negative_prompt_embeds": text(negative, 7, 32),
+        "negative_prompt_embeds_pooled": text(negative, 1, 32),
+        "latents": noise(seeds, 4, 8, 8),
+        "generator": torch.Generator().manual_seed(0),
+        "height": 341,
+        "width": 341,
+        "output_type": "pt",
     }

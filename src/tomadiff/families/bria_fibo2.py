@@ -61,4 +61,5 @@ FAMILY = Family(
     grid_from=("hidden_states", "context_latents"),
     grid=grid,
     others=others,
+    pipelines=("BriaFibo2Pipeline",),
 )

@@ -29,4 +29,5 @@ FAMILY = Family(
     ),
     grid_from="hidden_states",
     grid=latent_grid,
+    pipelines=("ErnieImagePipeline",),
 )

@@ -51,4 +51,5 @@ FAMILY = Family(
     grid=grid,
     skips=True,  # the text behind is replaced after each single block
     time="timesteps",
+    pipelines=("HiDreamImagePipeline",),
 )

@@ -47,4 +47,5 @@ FAMILY = Family(
     ),
     grid_from="img_shapes",
     grid=grid,
+    pipelines=("NucleusMoEImagePipeline",),
 )

@@ -43,4 +43,5 @@ FAMILY = Family(
     level=level,
     parts=("down_blocks", "up_blocks"),
     time="timestep_ratio",
+    pipelines=("StableCascadePriorPipeline",),
 )

@@ -32,4 +32,5 @@ FAMILY = Family(
     grid_from="input_ids",
     grid=grid,
     time=None,
+    pipelines=("AmusedPipeline",),
 )
