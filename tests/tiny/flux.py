@@ -30,3 +30,14 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "img_ids": F.pad(positions(*grid), (1, 0)),
         "txt_ids": torch.zeros(7, 3),
     }
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    """Of pipelines built on this model."""
+    return {
+        "prompt_embeds": text(seeds, 7, 32),
+        "pooled_prompt_embeds": text(seeds, 32),
+        "latents": noise(seeds, 64, 16),
+        "height": 128,
+        "width": 128,
+    }

@@ -65,6 +65,6 @@ FAMILY = Family(
     models=("FluxTransformer2DModel",),
     blocks=blocks("Flux"),
     between_blocks=CONTROL,
-    pipelines=("FluxPipeline",),
+    pipelines=("FluxPipeline", "FluxKontextPipeline", "FluxFillPipeline"),
     **PICTURES,
 )
