@@ -7,7 +7,9 @@ from typing import Any
 
 import diffusers
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
 
 
 def noise(seeds: tuple[int, ...], *shape: int) -> Tensor:
@@ -42,3 +44,18 @@ def bare_pipeline(
         scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     place = "prior" if "prior" in empty else "transformer"
     return pipeline(**dict.fromkeys(empty) | {place: model, "scheduler": scheduler} | parts)
+
+
+def prompts(seeds: tuple[int, ...]) -> list[str]:
+    """Made-up prompts, for pipelines that don't take embeddings."""
+    return [f"a picture of {seed}" for seed in seeds]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Tells prompts apart by their seeds, from 0 to 9."""
+    words = ["<pad>", "<unknown>", *(str(seed) for seed in range(10))]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    splitter = Tokenizer(models.WordLevel(vocabulary, unk_token="<unknown>"))
+    splitter.pre_tokenizer = pre_tokenizers.Whitespace()
+    template = "{{ messages[0].content[0].text }}"
+    return PreTrainedTokenizerFast(tokenizer_object=splitter, pad_token="<pad>", chat_template=template)

@@ -11,4 +11,5 @@ FAMILY = Family(
     models=("LongCatImageTransformer2DModel",),
     blocks=flux.blocks("LongCatImage"),
     **flux.PICTURES,
+    pipelines=("LongCatImagePipeline",),
 )
