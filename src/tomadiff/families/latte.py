@@ -19,5 +19,5 @@ FAMILY = replace(
     between_blocks=(),
     skips=True,  # to blocks over time
     dimensions="2-D, by frame",
-    pipelines=(),
+    pipelines=("LattePipeline",),
 )
