@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import diffusers
 from diffusers.models.embeddings import get_3d_rotary_pos_embed_allegro
-from seeded import noise, positions, text, times
+from seeded import bare_pipeline, noise, positions, text, times
 from torch import nn
 
 MODEL = "AllegroTransformer3DModel"
@@ -31,4 +32,22 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "encoder_hidden_states": text(seeds, 7, 16),
         "encoder_attention_mask": times(seeds, 1.0)[:, None].expand(-1, 7),
         "image_rotary_emb": (tables, tuple(axis[None] for axis in positions(*grid).long().T)),
+    }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    return bare_pipeline("AllegroPipeline", model, diffusers.DDIMScheduler())
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "prompt_embeds": text(seeds, 7, 16),
+        "prompt_attention_mask": times(seeds, 1.0)[:, None].expand(-1, 7),
+        "negative_prompt": None,
+        "negative_prompt_embeds": text((9,) * len(seeds), 7, 16),
+        "negative_prompt_attention_mask": times(seeds, 1.0)[:, None].expand(-1, 7),
+        "latents": noise(seeds, 4, 2, 16, 16),
+        "height": 128,
+        "width": 128,
+        "num_frames": 8,
     }
