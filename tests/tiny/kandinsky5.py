@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import diffusers
 import torch
-from seeded import noise, text, times
+from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
 MODEL = "Kandinsky5Transformer3DModel"
@@ -30,4 +31,25 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "pooled_projections": text(seeds, 16),
         "visual_rope_pos": [torch.arange(side) for side in (1, *grid)],
         "text_rope_pos": torch.arange(7),
+    }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    pipe = bare_pipeline("Kandinsky5T2IPipeline", model)
+    pipe.resolutions = [(128, 128)]
+    return pipe
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    others, lengths = (9,) * len(seeds), 7 * torch.arange(len(seeds) + 1)
+    return {
+        "prompt_embeds_qwen": text(seeds, 7, 32),
+        "prompt_embeds_clip": text(seeds, 16),
+        "prompt_cu_seqlens": lengths,
+        "negative_prompt_embeds_qwen": text(others, 7, 32),
+        "negative_prompt_embeds_clip": text(others, 16),
+        "negative_prompt_cu_seqlens": lengths,
+        "latents": noise(seeds, 1, 16, 16, 4),
+        "height": 128,
+        "width": 128,
     }

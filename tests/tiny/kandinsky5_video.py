@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import diffusers
 import torch
-from seeded import noise
+from seeded import bare_pipeline, noise
 from torch import nn
 
 from . import kandinsky5
@@ -18,3 +19,11 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "hidden_states": noise(seeds, frames, 2 * height, 2 * width, 4),
         "visual_rope_pos": [torch.arange(side) for side in grid],
     }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    return bare_pipeline("Kandinsky5T2VPipeline", model)
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    return kandinsky5.request(seeds) | {"latents": noise(seeds, 2, 16, 16, 4), "num_frames": 5}

@@ -56,4 +56,5 @@ FAMILY = Family(
     grid_from="hidden_states",
     grid=grid,
     dimensions="2-D, 3-D",
+    pipelines=("Kandinsky5T2IPipeline", "Kandinsky5T2VPipeline"),
 )
