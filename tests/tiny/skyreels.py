@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from seeded import noise, text, times
+import diffusers
+import torch
+from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
 from . import wan
@@ -22,3 +24,14 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "encoder_hidden_states": text(seeds, 7, 16),
         "enable_diffusion_forcing": True,
     }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    scheduler = diffusers.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
+    return bare_pipeline("SkyReelsV2DiffusionForcingPipeline", model, scheduler)
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    request = wan.request(seeds) | {"prompt": None, "generator": torch.Generator().manual_seed(seeds[0])}
+    del request["latents"]  # the pipeline can't unpack them
+    return request
