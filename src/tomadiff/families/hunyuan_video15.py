@@ -29,4 +29,5 @@ FAMILY = Family(
     grid_from="hidden_states",
     grid=grid,
     dimensions="3-D",
+    pipelines=("HunyuanVideo15Pipeline",),
 )
