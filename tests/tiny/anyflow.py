@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from seeded import noise, text, times
+import diffusers
+from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
 from . import wan
@@ -21,3 +22,11 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "r_timestep": 0.5 * steps,
         "encoder_hidden_states": text(seeds, 7, 16),
     }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    return bare_pipeline("AnyFlowPipeline", model, diffusers.FlowMapEulerDiscreteScheduler())
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    return wan.request(seeds) | {"guidance_scale": 3.0}
