@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from seeded import noise, text, times
+import diffusers
+from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
 MODEL = "SanaVideoTransformer3DModel"
@@ -27,4 +28,23 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
         "hidden_states": noise(seeds, 4, frames, 2 * height, 2 * width),
         "timestep": times(seeds, 1000 * time),
         "encoder_hidden_states": text(seeds, 7, 16),
+    }
+
+
+def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
+    return bare_pipeline("SanaVideoPipeline", model)
+
+
+def request(seeds: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "prompt_embeds": text(seeds, 7, 16),
+        "prompt_attention_mask": times(seeds, 1.0)[:, None].expand(-1, 7),
+        "negative_prompt": None,
+        "negative_prompt_embeds": text((9,) * len(seeds), 7, 16),
+        "negative_prompt_attention_mask": times(seeds, 1.0)[:, None].expand(-1, 7),
+        "latents": noise(seeds, 4, 2, 16, 16),
+        "height": 128,
+        "width": 128,
+        "frames": 5,
+        "use_resolution_binning": False,
     }

@@ -21,4 +21,5 @@ FAMILY = Family(
     grid_from="hidden_states",
     grid=grid,
     dimensions="3-D",
+    pipelines=("SanaVideoPipeline",),
 )
