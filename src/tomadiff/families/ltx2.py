@@ -51,4 +51,5 @@ FAMILY = Family(
     grid=grid,
     others=others,
     dimensions="3-D",
+    pipelines=("LTX2Pipeline",),
 )
