@@ -66,3 +66,19 @@ def test_block_sparse_attention_is_refused() -> None:
     model, call = made("kandinsky5", (0,))
     with pytest.raises(ConfigError, match="attention_type"):
         model(**call, sparse_params={"to_fractal": False, "sta_mask": None, "P": 0.5})
+
+
+def test_a_model_for_guidance_is_merged_and_set_free() -> None:
+    """Ideogram 4 asks another one than for the prompt, without text."""
+    case = tiny("ideogram4")
+    pipe = case.pipeline(build(case))
+    pipe.set_progress_bar_config(disable=True)
+    call = case.request((0,)) | {"num_inference_steps": 2, "output_type": "latent"}
+    dense = pipe(**call).images
+    with tomadiff.merged(pipe, ratio=0.5):
+        pipe(**call)
+        calls = {site.name: (site.tokens, site.kept, site.calls) for site in tomadiff.report(pipe).sites}
+    layers = ("layers.0", "layers.1")
+    names = (*layers, *(f"unconditional_transformer.{layer}" for layer in layers))
+    assert calls == dict.fromkeys(names, (64, 32, 2))
+    assert torch.equal(pipe(**call).images, dense)

@@ -94,7 +94,7 @@ def report(target: Any) -> Report:
         raise NotPatchedError(
             f"nothing to report: {type(model).__name__} has no merging; call tomadiff.apply first"
         )
-    return make_report(patches)
+    return make_report(patches, attachment.second(target))
 
 
 def families() -> tuple[Family, ...]:

@@ -32,12 +32,19 @@ def denoiser(target: Any) -> tuple[nn.Module, Any]:
     )
 
 
+def second(target: Any) -> str | None:
+    """The name of a second model: Wan 2.2 has one for the last steps, Ideogram 4 one for guidance."""
+    if isinstance(target, nn.Module):
+        return None
+    names = ("transformer_2", "unconditional_transformer")
+    return next((name for name in names if isinstance(getattr(target, name, None), nn.Module)), None)
+
+
 def denoisers(target: Any) -> list[tuple[nn.Module, Any]]:
-    """All models to patch: pipelines like Wan 2.2's have a second one, for the last steps."""
-    models = [getattr(target, name, None) for name in ("transformer", "transformer_2")]
-    if isinstance(target, nn.Module) or not all(isinstance(model, nn.Module) for model in models):
-        return [denoiser(target)]
-    return [(_uncompiled(model), target) for model in models]
+    """All models to patch."""
+    name = second(target)
+    others = [] if name is None else [(_uncompiled(getattr(target, name)), target)]
+    return [denoiser(target), *others]
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:

@@ -63,8 +63,8 @@ class Report:
         return "\n".join(lines)
 
 
-def make_report(patches: list[Patch]) -> Report:
-    """Of one model, or of those that take turns in a generation."""
+def make_report(patches: list[Patch], second: str | None = None) -> Report:
+    """Of one model, or of those that take turns in a generation, the second of which has this name."""
     first, timed = patches[0], all(patch.state.times.known for patch in patches)
     return Report(
         model=type(first.model).__name__,
@@ -72,7 +72,7 @@ def make_report(patches: list[Patch]) -> Report:
         settings=first.config.to_dict(),
         sites=[
             SiteReport(
-                name=hook.place.name if patch is first else f"transformer_2.{hook.place.name}",
+                name=hook.place.name if patch is first else f"{second}.{hook.place.name}",
                 kind=hook.site.kind,
                 level=hook.place.level,
                 tokens=hook.tokens,

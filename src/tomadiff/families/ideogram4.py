@@ -45,4 +45,6 @@ FAMILY = Family(
     ),
     grid_from="position_ids",
     grid=grid,
+    ascending=True,
+    pipelines=("Ideogram4Pipeline",),
 )
