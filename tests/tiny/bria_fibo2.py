@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import diffusers
+import torch
+from PIL import Image
 from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
@@ -35,13 +37,23 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
 
 
 def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
-    return bare_pipeline("BriaFibo2Pipeline", model)
+    torch.manual_seed(0)
+    vae = diffusers.AutoencoderKLFlux2(
+        block_out_channels=(8,) * 4,
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        layers_per_block=1,
+        norm_num_groups=4,
+        latent_channels=4,
+    )
+    return bare_pipeline("BriaFibo2Pipeline", model, vae=vae.eval())
 
 
 def request(seeds: tuple[int, ...]) -> dict[str, Any]:
     return {
         "prompt_embeds": text(seeds, 2, 7, 32),
         "negative_prompt_embeds": text((9,) * len(seeds), 2, 5, 32),
+        "image": Image.linear_gradient("L").convert("RGB"),
         "latents": noise(seeds, 4, 16, 16),
         "height": 128,
         "width": 128,
