@@ -26,9 +26,12 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
     }
 
 
+def scheduler() -> diffusers.UniPCMultistepScheduler:
+    return diffusers.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
+
+
 def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
-    scheduler = diffusers.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
-    return bare_pipeline("SkyReelsV2DiffusionForcingPipeline", model, scheduler)
+    return bare_pipeline("SkyReelsV2DiffusionForcingPipeline", model, scheduler())
 
 
 def request(seeds: tuple[int, ...]) -> dict[str, Any]:

@@ -44,5 +44,5 @@ FAMILY = Family(
     grid_from="hidden_states",
     grid=grid,
     dimensions="3-D",
-    pipelines=("SkyReelsV2DiffusionForcingPipeline",),
+    pipelines=("SkyReelsV2Pipeline", "SkyReelsV2DiffusionForcingPipeline"),
 )
