@@ -42,7 +42,7 @@ def bare_pipeline(
     empty = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.name != "self"]
     if scheduler is None:
         scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
-    place = "prior" if "prior" in empty else "transformer"
+    place = next((name for name in ("prior", "decoder") if name in empty), "transformer")
     return pipeline(**dict.fromkeys(empty) | {place: model, "scheduler": scheduler} | parts)
 
 

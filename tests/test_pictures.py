@@ -82,3 +82,12 @@ def test_a_model_for_guidance_is_merged_and_set_free() -> None:
     names = (*layers, *(f"unconditional_transformer.{layer}" for layer in layers))
     assert calls == dict.fromkeys(names, (64, 32, 2))
     assert torch.equal(pipe(**call).images, dense)
+
+
+@torch.no_grad()
+def test_sides_that_a_model_cuts_off_are_not_merged() -> None:
+    """Stable Cascade's decoder makes 4 x 5 of 9 x 11."""
+    case = tiny("stable_cascade_decoder")
+    model = tomadiff.apply(build(case), ratio=0.5)
+    model(**case.call(model, (9, 11), (0,), 0.5))
+    assert {(site.tokens, site.calls) for site in tomadiff.report(model).sites} == {(4 * 5, 1)}

@@ -35,9 +35,9 @@ class Layout:
 
     def grid(self, level: int) -> tuple[int, ...]:
         """The grid of tokens where the image is downsampled so far."""
-        grid = self._finest
+        grid, more = self._finest, not self._family.drops_odd
         for _ in range(int(math.log2(level))):
-            grid = tuple((side + 1) // 2 for side in grid)
+            grid = tuple((side + more) // 2 for side in grid)
         return grid
 
     def around(self, sequence: Tensor, site: Site, tokens: int) -> tuple[int, int]:

@@ -81,6 +81,7 @@ class Family:
     # tokens of other pictures, before and behind those of the picture, from the same arguments; never merged
     others: Callable[..., tuple[int, int]] = lambda model, *sources: (0, 0)
     level: Callable[[nn.Module, str], int] = lambda model, block: 1  # how far a block's grid is downsampled
+    drops_odd: bool = False  # downsampling leaves out the last of an odd number of rows, against the custom
     # first parts of the names of blocks, as they run, where that is not the order of the model's modules
     parts: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()  # the lists that its blocks are in, where not all such blocks are meant

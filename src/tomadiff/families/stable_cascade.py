@@ -41,7 +41,8 @@ FAMILY = Family(
     grid_from="sample",
     grid=latent_grid,
     level=level,
+    drops_odd=True,
     parts=("down_blocks", "up_blocks"),
     time="timestep_ratio",
-    pipelines=("StableCascadePriorPipeline",),
+    pipelines=("StableCascadePriorPipeline", "StableCascadeDecoderPipeline"),
 )
