@@ -36,7 +36,7 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
 
 
 def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
-    return bare_pipeline("AllegroPipeline", model, diffusers.DDIMScheduler())
+    return bare_pipeline("AllegroPipeline", model, diffusers.DDIMScheduler(clip_sample=False))
 
 
 def request(seeds: tuple[int, ...]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
 
 
 def pipeline(model: nn.Module) -> diffusers.DiffusionPipeline:
-    return bare_pipeline("LattePipeline", model, diffusers.DDIMScheduler())
+    return bare_pipeline("LattePipeline", model, diffusers.DDIMScheduler(clip_sample=False))
 
 
 def request(seeds: tuple[int, ...]) -> dict[str, Any]:
