@@ -24,7 +24,7 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
     frames, height, width = grid
     return {
         "hidden_states": noise(seeds, 4, frames, 2 * height, 2 * width),
-        "timestep": times(seeds, 1000 * time),
+        "timestep": times(seeds, 1000 * (1 - time)),
         "encoder_hidden_states": text(seeds, 7, 16),
         "encoder_attention_mask": times(seeds, 1.0)[:, None].expand(-1, 7).bool(),
     }
@@ -32,7 +32,8 @@ def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: 
 
 def pipeline(model: nn.Module) -> MochiPipeline:
     parts = dict.fromkeys(("tokenizer", "text_encoder", "vae"))
-    return MochiPipeline(transformer=model, scheduler=FlowMatchEulerDiscreteScheduler(), **parts)
+    scheduler = FlowMatchEulerDiscreteScheduler(invert_sigmas=True)  # time grows, as in the real one
+    return MochiPipeline(transformer=model, scheduler=scheduler, **parts)
 
 
 def request(seeds: tuple[int, ...]) -> dict[str, Any]:

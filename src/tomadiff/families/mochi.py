@@ -37,4 +37,5 @@ FAMILY = Family(
     grid=grid,
     dimensions="3-D",
     pipelines=("MochiPipeline",),
+    ascending=True,
 )
