@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import StableCascadeCombinedPipeline
 from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
 from tiny import build, tiny
 from torch import nn
@@ -91,3 +92,15 @@ def test_sides_that_a_model_cuts_off_are_not_merged() -> None:
     model = tomadiff.apply(build(case), ratio=0.5)
     model(**case.call(model, (9, 11), (0,), 0.5))
     assert {(site.tokens, site.calls) for site in tomadiff.report(model).sites} == {(4 * 5, 1)}
+
+
+def test_stable_cascade_in_one_pipeline_is_taken_by_its_two() -> None:
+    prior, decoder = build(tiny("stable_cascade")), build(tiny("stable_cascade_decoder"))
+    names = ("tokenizer", "text_encoder", "scheduler", "vqgan", "prior_text_encoder", "prior_tokenizer")
+    names += ("prior_scheduler", "prior_feature_extractor", "prior_image_encoder")
+    pipe = StableCascadeCombinedPipeline(**dict.fromkeys(names), decoder=decoder, prior_prior=prior)
+    with pytest.raises(UnsupportedModelError, match="its prior_pipe and its decoder_pipe, one by one"):
+        tomadiff.apply(pipe, ratio=0.5)
+    for part in (pipe.prior_pipe, pipe.decoder_pipe):
+        tomadiff.apply(part, ratio=0.5)
+    assert tomadiff.report(prior).sites and tomadiff.report(decoder).sites

@@ -22,6 +22,11 @@ def denoiser(target: Any) -> tuple[nn.Module, Any]:
     """The model to patch, and the pipeline it belongs to if that was given."""
     if isinstance(target, nn.Module):
         return _uncompiled(target), None
+    if hasattr(target, "prior_pipe") and hasattr(target, "decoder_pipe"):
+        raise UnsupportedModelError(
+            f"{type(target).__name__} draws with two pipelines, each with a model and steps of its own: "
+            "give tomadiff its prior_pipe and its decoder_pipe, one by one"
+        )
     for name in ("unet", "transformer", "prior", "decoder"):
         model = getattr(target, name, None)
         if isinstance(model, nn.Module):
