@@ -16,6 +16,7 @@ from tomadiff.quality.weights import WEIGHTS, fetch
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for commands that tests start
+os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: beside other tests, Ray hardly starts
 # the same examples in every run, and no folder of them; --hypothesis-profile default looks for others
 hypothesis.settings.register_profile("steady", derandomize=True, database=None)
 hypothesis.settings.load_profile("steady")
