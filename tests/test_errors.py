@@ -41,6 +41,8 @@ from tomadiff.errors import ConfigError, NotPatchedError, UnsupportedModelError
         ({"region_size": (2, 0, 8)}, "one for each axis"),
         ({"region_size": ()}, "one for each axis"),
         ({"region_size": (1, 2, 2), "ratio": 0.2}, "removes nothing"),
+        ({"region_size": (4, 4, 4)}, "tokens of unet are on grids of 2 axes"),
+        ({"region_size": (4,)}, "tokens of unet are on grids of 2 axes"),
         ({"scale": 0}, "positive"),
         ({"modules": ()}, "one or more"),
         ({"modules": 5}, "one or more"),

@@ -26,7 +26,7 @@ from tomadiff.quality.features import Inception
 from tomadiff.quality.job import REFERENCE, Drawing, Job, decode, encode
 from tomadiff.quality.metrics import Statistics
 from tomadiff.quality.resolved import resolved
-from tomadiff.quality.store import Store, append, read_rows, slug
+from tomadiff.quality.store import Store, append, folder_for, read_rows, slug
 from tomadiff.quality.summary import cases, pareto, pareto_plot, summarise, table, worst_tenth
 
 WAYS = (REFERENCE, ("tomadiff", 0.5), ("tomesd", 0.5))
@@ -198,6 +198,20 @@ def test_the_order_of_prompts_does_not_matter(tmp_path: Path) -> None:
     store = Store(tmp_path, JOB, resume=False)
     fill(store)
     assert store.missing(PROMPTS[::-1], (1, 0)) == []
+
+
+def test_models_have_folders_of_their_own_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    names = {
+        "emoji-unet": "emoji-unet",
+        "stabilityai/sdxl-1.0": "stabilityai-sdxl-1.0",
+        "models/tiny/": "tiny",
+        "../models": "models",
+    }
+    for name, folder in names.items():
+        monkeypatch.chdir(tmp_path / "models" if name.startswith("..") else tmp_path)
+        assert folder_for("evaluation", name) == Path("evaluation") / folder
 
 
 def test_names_of_folders_are_distinct() -> None:

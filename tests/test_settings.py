@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,59 @@ def test_the_commands_take_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_commands_refuse_a_file_beside_other_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "fox", "--settings", "some.json", "--ratio", "0.5"]) == 2
     assert "has all settings in it" in capsys.readouterr().err
+
+
+# -- files that were made for other models -----------------------------------------------------------------
+
+
+def test_a_file_that_was_made_for_another_model_warns_and_the_report_says_so(tmp_path: Path) -> None:
+    path, pipe = tmp_path / "fast.json", make("sd1")
+    settings.save(path, tomadiff.Config(ratio=0.25), {"model class": "FluxTransformer2DModel"})
+    says = r"fast\.json was made for FluxTransformer2DModel, and this is UNet2DConditionModel"
+    with pytest.warns(UserWarning, match=says):
+        tomadiff.apply(pipe, path)
+    report = tomadiff.report(copy.deepcopy(pipe.unet))
+    assert report.made_for == "FluxTransformer2DModel"
+    assert "made for FluxTransformer2DModel, not for this model" in str(report)
+    tomadiff.apply(pipe, ratio=0.25)
+    assert "made for" not in str(tomadiff.report(pipe)), "nothing is left of the file"
+
+
+@pytest.mark.parametrize("notes", [{}, {"model": "emoji-flux"}, {"model class": "UNet2DConditionModel"}])
+def test_a_file_for_the_same_model_or_for_nobody_knows_which_is_silent(
+    notes: dict[str, Any], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    settings.save(tmp_path / "fast.json", tomadiff.Config(ratio=0.25), notes)
+    pipe = tomadiff.apply(make("sd1"), tmp_path / "fast.json")
+    assert not recwarn.list and tomadiff.report(pipe).made_for is None
+
+
+def test_all_commands_warn_of_a_file_that_was_made_for_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tomadiff.Config(ratio=0.5, dense_every=0)
+    settings.save("fast.json", config, {"model class": "FluxTransformer2DModel"})
+    small = ["--model", "emoji-unet", "--steps", "1", "--size", "32", "32"]
+    for command in (
+        ["generate", "fox", *small, "--settings", "fast.json"],
+        ["eval", *small, "--limit", "1", "--metrics", "psnr", "--methods", "fast.json"],
+        ["bench", "--size", "32", *small[:2], "--repeats", "1", "--no-count", "--methods", "fast.json"],
+        ["demo", "--models", "emoji-unet", "--steps", "1", "--prompts", "fox", "--settings", "fast.json"],
+    ):
+        with pytest.warns(UserWarning, match="was made for FluxTransformer2DModel"):
+            assert main(command) == 0
+
+
+def test_files_of_the_same_name_have_rows_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some").mkdir()
+    for path in ("dense.json", "fast.json", "some/fast.json"):
+        settings.save(path, tomadiff.Config(ratio=0.5))
+    command = ["demo", "--models", "emoji-unet", "--steps", "1", "--prompts", "fox"]
+    assert main([*command, "--settings", "dense.json", "fast.json", "some/fast.json"]) == 0
+    table = capsys.readouterr().out
+    for title in ("dense  ", "dense.json", "fast.json", "some/fast.json"):
+        assert f"\n  {title}" in table

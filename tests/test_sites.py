@@ -184,3 +184,9 @@ def test_what_turns_out_to_be_otherwise_is_an_error(model: HomeMade, said: dict[
     with pytest.raises(UnsupportedModelError) as error:
         call(model)
     assert says in str(error.value)
+
+
+def test_how_many_axes_a_grid_has_is_seen_when_the_model_is_called(model: HomeMade) -> None:
+    tomadiff.apply(model, sites=Sites(**SAID), ratio=0.5, region_size=(4, 4, 4))
+    with pytest.raises(ConfigError, match="grid of 2 axes, 8 x 8"):
+        call(model)

@@ -34,6 +34,7 @@ SMALL = [
     "2",
 ]
 BUDGET = {"psnr": 30.0}
+FOLDER = Path("tuning/emoji-unet")  # where nothing else is asked for
 
 
 def line(way: str, speedup: float | None, psnr: float, pictures: int = 8) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def test_the_command_writes_settings_that_draw_what_was_measured(
 
     monkeypatch.setattr(Painter, "draw", counted)
     assert main([*SMALL, "--psnr", "25"]) == 130
-    assert "--resume goes on" in capsys.readouterr().err and not Path("settings.json").exists()
+    assert "--resume goes on" in capsys.readouterr().err and not (FOLDER / "settings.json").exists()
     assert main([*SMALL, "--psnr", "25"]) == 2
     assert "add --resume" in capsys.readouterr().err
     before, stop_at[0] = len(drawn), -1
@@ -116,13 +117,14 @@ def test_the_command_writes_settings_that_draw_what_was_measured(
     first, second = dict.fromkeys(prompt for prompt, _ in drawn)
     assert {prompt for prompt, _ in drawn[before:]} == {second}, "the first was finished"
     assert "Chosen is tomadiff" in capsys.readouterr().out
-    found = settings.load("settings.json")
+    found = settings.load(FOLDER / "settings.json")
     assert found.notes["measured"]["psnr"] >= 25 and found.notes["measured"]["pictures"] == 2
     assert found.notes["budget"] == {"psnr": 25.0} and found.notes["model"] == "emoji-unet"
-    pipe = tomadiff.apply(load("emoji-unet"), "settings.json")
+    assert found.notes["model class"] == "UNet2DConditionModel"
+    pipe = tomadiff.apply(load("emoji-unet"), FOLDER / "settings.json")
     picture, _ = draw(pipe, Request(first, 0, 2, (32, 32)))
-    pictures = [row for row in read_rows(Path("tuning/rows.jsonl")) if row["prompt"] == first]
-    same = [row for row in pictures if (Path("tuning") / row["file"]).read_bytes() == encode(picture)]
+    pictures = [row for row in read_rows(FOLDER / "rows.jsonl") if row["prompt"] == first]
+    same = [row for row in pictures if (FOLDER / row["file"]).read_bytes() == encode(picture)]
     configs = [tune.configuration(row["way"], row["ratio"], family_of(pipe.unet)) for row in same]
     assert configs == [found.config]
 
@@ -136,8 +138,8 @@ def test_a_budget_that_nothing_meets_writes_no_file(
     assert main([*SMALL, "--psnr", "90", "--ssim", "0.9999"]) == 1
     told = capsys.readouterr().out
     assert "No settings are written: nothing of 2 settings keeps PSNR 90 and SSIM 0.9999" in told
-    assert not Path("settings.json").exists()
-    assert json.loads(Path("tuning/job.json").read_text())["model"] == "emoji-unet"
+    assert not (FOLDER / "settings.json").exists()
+    assert json.loads((FOLDER / "job.json").read_text())["model"] == "emoji-unet"
 
 
 @pytest.mark.parametrize(

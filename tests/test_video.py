@@ -57,12 +57,20 @@ def test_boxes_merge_what_stands_still_at_no_loss_and_tiles_do_not(model: nn.Mod
 
 
 def test_a_size_for_each_axis_must_fit_the_grid(model: nn.Module) -> None:
-    tomadiff.apply(model, region_size=(8, 8))
-    with pytest.raises(ConfigError, match="grid of 3 axes, 2 x 8 x 8"):
-        call(model)
+    with pytest.raises(ConfigError, match="grids of 3 axes: give one size for each, or a single number"):
+        tomadiff.apply(model, region_size=(8, 8))
     tomadiff.apply(model, regions="stripe", region_size=(2, 4, 4))
     call(model)
     assert {site.kept for site in tomadiff.report(model).sites} == {64}
+
+
+def test_models_of_pictures_and_videos_tell_the_axes_when_called() -> None:
+    both = tiny("kandinsky5")
+    model = tomadiff.apply(build(both), region_size=(4, 4, 4))
+    with torch.no_grad(), pytest.raises(ConfigError, match="grid of 2 axes, 8 x 8"):
+        model(**both.call(model, (8, 8), (0,), 0.5))
+    with pytest.raises(ConfigError, match="grids of 2 or 3 axes"):
+        tomadiff.apply(model, region_size=(2, 2, 2, 2))
 
 
 def test_the_map_of_a_video_is_drawn_frame_by_frame() -> None:

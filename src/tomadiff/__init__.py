@@ -21,6 +21,7 @@ from .families.undeclared import Sites
 from .patch import Patch
 from .report import Report, make_report
 from .settings import load as load_settings
+from .settings import warn_of_another
 
 __version__ = "0.1.0"
 __all__ = ["Config", "Sites", "apply", "families", "merged", "remove", "report"]
@@ -43,17 +44,21 @@ def apply(
     this device, and leaves the rest dense. `sites` says where to merge in a model of no declared family.
     Applying again replaces what was there. Returns the target.
     """
+    path = file = None
     if config == "auto":
         config, settings = None, {"auto": True, **settings}
     elif isinstance(config, (str, PathLike)):
-        config = load_settings(config).config
+        path, file = config, load_settings(config)
+        config = file.config
     patches = []
     for model, pipeline in attachment.denoisers(target):
         family = family_of(model) if sites is None else undeclared.family(model, sites)
         chosen = make(config, preset, settings, family.paper_reuse, family.offers)
         patches.append(Patch(model, family, chosen, pipeline))
+    made_for = warn_of_another(path, file, patches[0].model) if file else None
     remove(target)
     for patch in patches:
+        patch.made_for = made_for
         attachment.attach(patch)
     return target
 

@@ -111,5 +111,7 @@ def _copy(patch: Patch, memo: dict[int, Any]) -> nn.Module:
     finally:
         attach(patch)
     pipeline = patch.state.clock.pipeline and patch.state.clock.pipeline()
-    attach(Patch(twin, patch.family, patch.config, memo.get(id(pipeline))))
+    copied = Patch(twin, patch.family, patch.config, memo.get(id(pipeline)))
+    copied.made_for = patch.made_for
+    attach(copied)
     return twin

@@ -17,6 +17,7 @@ from typing import Any
 
 import diffusers
 from diffusers import FirstBlockCacheConfig, TaylorSeerCacheConfig
+from torch import nn
 
 from .attachment import attached, denoiser, denoisers
 from .config import DEFAULTS, PRESETS, Config, make
@@ -24,6 +25,7 @@ from .errors import ConfigError
 from .families import Family, family_of
 from .patch import Patch
 from .settings import load as load_settings
+from .settings import warn_of_another
 
 DENSE, TOMESD, OURS = "dense", "tomesd", "tomadiff"
 CACHES: dict[str, Callable[..., Any]] = {
@@ -197,6 +199,12 @@ def _check_settings(part: str, settings: dict[str, Any], function: Callable[...,
     for name in settings:
         if name not in known:
             raise ConfigError(f"{part!r}: unknown setting {name!r}; there are {', '.join(known)}")
+
+
+def warn_of_files(ways: Sequence[str], model: nn.Module) -> None:
+    """Say which settings files were made for other models."""
+    for part in (part for way in ways for part in way.split("+") if part.endswith(".json")):
+        warn_of_another(part, load_settings(part), model)
 
 
 def _settled(way: str) -> tuple[str, float | None]:

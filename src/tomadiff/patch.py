@@ -33,6 +33,7 @@ class Patch:
         self.sites = [SiteHook(self.state, place) for place in find(model, family, config)]
         if config.where in ("block", "span"):
             join_runs(self.sites)
+        self.made_for: str | None = None  # the class of models that its settings file is about, if not this
         self.door = Door()
         self.trial: bool | None = None  # while auto measures, whether this call is dense; it is no step
         self.answers: dict[auto.Situation, auto.Answer] = {}  # what auto found

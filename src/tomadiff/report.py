@@ -28,6 +28,7 @@ class Report:
     model: str
     family: str
     settings: dict[str, Any]
+    made_for: str | None  # the class of models that the settings file was made for, if it is another
     sites: list[SiteReport]
     generations: int
     model_calls: int
@@ -47,6 +48,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"tomadiff on {self.model} ({self.family}): {_changed(self.settings)}"]
+        if self.made_for:
+            lines.append(f"these settings were made for {self.made_for}, not for this model")
         lines += [*_table(self.sites), *self.auto]
         lines.append(
             f"{_counted(self.model_calls, 'model call')} in {_counted(self.generations, 'generation')}; "
@@ -70,6 +73,7 @@ def make_report(patches: list[Patch], second: str | None = None) -> Report:
         model=type(first.model).__name__,
         family=first.family.name,
         settings=first.config.to_dict(),
+        made_for=first.made_for,
         sites=[
             SiteReport(
                 name=hook.place.name if patch is first else f"{second}.{hook.place.name}",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from .config import Config, make
 from .errors import ConfigError
@@ -15,6 +18,7 @@ from .files import write_whole
 
 VERSION = 1  # of the file, which it opens with
 HEAD, PARTS = "tomadiff settings", ("config", "notes")
+MADE_FOR = "model class"  # the note that tells for which models the settings were measured
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,19 @@ def load(path: str | PathLike[str]) -> Settings:
         return Settings(make(None, None, {name: _revive(value) for name, value in config.items()}), notes)
     except ConfigError as error:
         raise ConfigError(f"{fspath(path)}: {error}") from error
+
+
+def warn_of_another(path: str | PathLike[str], found: Settings, model: nn.Module) -> str | None:
+    """Say so if a file was made for models of another class, and return that; a file need not say it."""
+    made_for, here = found.notes.get(MADE_FOR), type(model).__name__
+    if made_for is None or made_for == here:
+        return None
+    warnings.warn(
+        f"{fspath(path)} was made for {made_for}, and this is {here}: what is fast and close there need not "
+        "be so here; measure it with `tomadiff eval`, or find others with `tomadiff tune`",
+        stacklevel=3,
+    )
+    return str(made_for)
 
 
 def _read(path: Path) -> Any:

@@ -111,6 +111,13 @@ def _check(places: list[Place], family: Family, config: Config) -> None:
             + ", ".join(sorted(family.offers))
             + "; give one of these"
         )
+    sizes = config.region_size
+    tiles = isinstance(sizes, tuple) and config.regions == "tile"  # else their product counts
+    if tiles and family.axes and len(sizes) not in family.axes:
+        raise ConfigError(
+            f"region_size={sizes} has {len(sizes)} sizes, and tokens of {family.name} are on grids of "
+            f"{' or '.join(map(str, sorted(family.axes)))} axes: give one size for each, or a single number"
+        )
     if not places:
         raise ConfigError(
             f"modules={config.modules!r} leaves nothing to merge: {family.name} has "

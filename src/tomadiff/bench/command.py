@@ -24,7 +24,7 @@ from ..families import Family, family_of
 from ..files import write_whole
 from ..load import DTYPES, check_device, load, usual_size
 from ..machine import processor
-from ..named import CACHES, METHODS, NAMES, OURS, configuration, pairs, parse, usual
+from ..named import CACHES, METHODS, NAMES, OURS, configuration, pairs, parse, usual, warn_of_files
 from . import expect, figures, models
 from .contenders import contender
 from .measure import Progress, rounds
@@ -103,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
     if family is None:
         family = family_of(model)
         todo = chosen(args, family)
+    warn_of_files(args.methods or (), model)
     record = Record(about(args))
     if args.resume and args.json.exists():
         record.resume(args.json)

@@ -12,13 +12,16 @@ from PIL import Image
 from torch import Tensor
 
 import tomadiff
+from tomadiff.attachment import denoiser
 from tomadiff.generate import Request, check_writable, draw, save
 from tomadiff.maps import Recorder
 from tomadiff.quality.metrics import psnr, ssim
 from tomadiff.settings import load as load_settings
+from tomadiff.settings import warn_of_another
 from tomadiff.viz import beside, contact_sheet, merge_map
 
 from .embedded import EMBEDDED, load_embedded
+from .pipelines import EmojiPipeline
 
 PROMPTS = ("hot dog", "pizza", "fox", "palm tree")
 RATIOS = (0.0, 0.25, 0.5, 0.75)
@@ -44,15 +47,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Draw a few prompts with the embedded models, dense and at three ratios, from the same noise."""
     ways = {f"ratio {ratio}" if ratio else "dense": tomadiff.Config(ratio=ratio) for ratio in RATIOS}
-    ways |= {path.stem: load_settings(path).config for path in args.settings}
+    files = {path: load_settings(path) for path in args.settings}
+    stems = [*ways, *(path.stem for path in files)]  # a title each, also where files share a name
+    ways |= {
+        path.stem if stems.count(path.stem) == 1 else str(path): file.config for path, file in files.items()
+    }
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.models:
         check_writable(args.out / f"{name}.png")
-        show(name, args.out, args.prompts, args.steps, ways)
+        pipe = load_embedded(name)
+        for path, file in files.items():
+            warn_of_another(path, file, denoiser(pipe)[0])
+        show(pipe, name, args.out, args.prompts, args.steps, ways)
 
 
-def show(name: str, folder: Path, prompts: list[str], steps: int, ways: dict[str, tomadiff.Config]) -> None:
-    pipe = load_embedded(name)
+def show(
+    pipe: EmojiPipeline,
+    name: str,
+    folder: Path,
+    prompts: list[str],
+    steps: int,
+    ways: dict[str, tomadiff.Config],
+) -> None:
     pipe.set_progress_bar_config(disable=True)
     requests = [Request(prompt, seed=1, steps=steps) for prompt in prompts]
     draw(pipe, Request(prompts[0], steps=1))  # warm up

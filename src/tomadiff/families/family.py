@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -90,11 +91,16 @@ class Family:
     reads: Callable[[Call], bool] = lambda call: False  # whether a call only reads a reference: it is dense
     between_blocks: tuple[str, ...] = ()  # model arguments that act between blocks: no spans with them
     skips: bool = False  # what always happens between blocks needs all tokens: no spans at all
-    dimensions: str = "2-D"  # of its grids
+    dimensions: str = "2-D"  # of its grids; nothing where only a call tells
     pipelines: tuple[str, ...] = ()  # that it is tested through, beside its forward
     paper_reuse: tuple[int, int] = (1, 1)  # steps the paper's presets keep destinations and weights
     time: str | None = "timestep"  # the model's argument that tells the step; None if none does
     ascending: bool = False  # which grows from noise to image, against the custom
+
+    @property
+    def axes(self) -> frozenset[int]:
+        """How many its grids may have; none where only a call tells."""
+        return frozenset(int(number) for number in re.findall(r"(\d)-D", self.dimensions))
 
     @property
     def offers(self) -> frozenset[str]:

@@ -88,6 +88,7 @@ def family(model: nn.Module, sites: Sites) -> Family:
         grid=lambda model, *sources: tuple(sites.grid(*sources) if callable(sites.grid) else sites.grid),
         lists=lists,
         skips=not sites.spans,
+        dimensions="",
         time=sites.time,
     )
 

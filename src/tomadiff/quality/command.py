@@ -20,14 +20,14 @@ from ..families import Family, family_of
 from ..files import write_whole
 from ..generate import add_request_arguments
 from ..load import add_device_arguments, check_device, load
-from ..named import CACHES, DENSE, NAMES, OURS, pairs
+from ..named import CACHES, DENSE, NAMES, OURS, pairs, warn_of_files
 from . import scores, summary
 from .engines import local
 from .engines import ray as ray_engine
 from .job import REFERENCE, Drawing, Job, Way, Work
 from .prompts import check_prompts, load_prompts
 from .resolved import resolved
-from .store import Row, Store, check_free
+from .store import Row, Store, check_free, folder_for
 from .weights import WEIGHTS, fetch
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ USUAL: dict[str, Any] = {"seeds": 1, "ratio": [0.5], "metrics": list(summary.MET
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("evaluation"), help="folder (default: evaluation)"
+        "-o", "--output", type=Path, help="folder (default: evaluation/ and the model's name)"
     )
     parser.add_argument(
         "--resume", action="store_true", help="go on in a folder that has an evaluation in it"
@@ -167,6 +167,7 @@ def settle(args: argparse.Namespace) -> None:
         if getattr(args, name) is None:
             setattr(args, name, value)
     default_prompts(args)
+    args.output = args.output or folder_for("evaluation", args.model)
     check_counts(args)
     if args.engine == "ray":
         ray_engine.check(args.address)
@@ -205,8 +206,10 @@ def make_job(args: argparse.Namespace, prompts: Sequence[str]) -> Job:
     """Loads the model once to see what it allows, before hours of work."""
     pipe = load(args.model, "cpu", args.dtype)
     check_prompts(pipe, prompts)
-    family = family_of(denoiser(pipe)[0])
-    ways, left_out = pairs([w for w in args.methods or [OURS] if w != DENSE], args.ratio, family)
+    model = denoiser(pipe)[0]
+    family, methods = family_of(model), [way for way in args.methods or [OURS] if way != DENSE]
+    ways, left_out = pairs(methods, args.ratio, family)
+    warn_of_files(methods, model)
     for line in left_out:
         print(line, file=sys.stderr)
     return job_of(args, [REFERENCE, *ways], family)

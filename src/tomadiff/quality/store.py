@@ -128,6 +128,12 @@ def slug(name: str) -> str:
     return f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
+def folder_for(work: str, model: str) -> Path:
+    """Where work on a model is kept if nobody says: models don't share a folder."""
+    name = Path(model).resolve().name if Path(model).is_dir() else model
+    return Path(work) / re.sub(r"[^\w.=]+", "-", name).strip("-.")
+
+
 def _joined(folder: Path, wanted: Row) -> Row:
     """What job.json must say from now on: the ways of before and the new ones, of which none may differ."""
     try:

@@ -26,7 +26,7 @@ from . import scores, summary
 from .command import add_drawing_arguments, check_counts, default_prompts, draw_all, job_of
 from .job import REFERENCE, Drawing, Painter, Way, Work
 from .prompts import check_prompts, load_prompts
-from .store import Row, Store, check_free
+from .store import Row, Store, check_free, folder_for
 
 BUDGETS = ("psnr", "ssim")
 STRIDES = (4, 2, 1)  # a quarter of the prompts, half of them, all
@@ -42,11 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         type=Path,
-        default=Path("settings.json"),
-        help="the settings file (default: settings.json)",
+        help="the settings file (default: settings.json in the folder)",
     )
     parser.add_argument(
-        "--folder", type=Path, default=Path("tuning"), help="for pictures and times (default: tuning)"
+        "--folder", type=Path, help="for pictures and times (default: tuning/ and the model's name)"
     )
     parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
     add_drawing_arguments(parser, limit=8, seeds=1)
@@ -82,7 +81,10 @@ def check(args: argparse.Namespace, budget: Budget) -> None:
         raise ValueError(f"--psnr {budget['psnr']:g} must be above 0 and below {scores.PSNR_MOST:g}")
     if "ssim" in budget and not 0 < budget["ssim"] < 1:
         raise ValueError(f"--ssim {budget['ssim']:g} must be above 0 and below 1")
-    if not args.output.parent.is_dir():
+    args.folder = args.folder or folder_for("tuning", args.model)
+    if args.output is None:
+        args.output = args.folder / "settings.json"
+    elif not args.output.parent.is_dir():
         raise ValueError(f"can't write {args.output}: there is no folder {args.output.parent}")
     check_counts(args)
     check_free(args.folder, args.resume)
@@ -178,6 +180,7 @@ class Tuner:
         figures = ("pictures", "seconds", "speedup", "psnr", "psnr_worst", "ssim", "ssim_worst")
         return {
             "from": "tomadiff tune",
+            settings.MADE_FOR: type(denoiser(self.painter.pipe)[0]).__name__,
             "budget": self.budget,
             "measured": {name: line[name] for name in figures} | {"dense seconds": dense["seconds"]},
             **about,
