@@ -16,15 +16,9 @@ from torch import Tensor, nn
 
 import tomadiff
 from tomadiff.attachment import denoiser
-from tomadiff.bench.models import (
-    ARCHITECTURES,
-    arguments,
-    build,
-    capture,
-    depth_note,
-    skeleton,
-    skeleton_of,
-)
+from tomadiff.bench.architectures import ARCHITECTURES
+from tomadiff.bench.models import arguments, build, depth_note, skeleton, skeleton_of
+from tomadiff.bench.step import capture
 from tomadiff.demo.embedded import EMBEDDED, load_embedded
 from tomadiff.load import load
 

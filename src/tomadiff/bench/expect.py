@@ -12,8 +12,9 @@ from ..named import CACHES, DENSE, METHODS, parse
 from .contenders import contender
 from .count import Counts, count, patch_for_counting
 from .figures import Row, markdown
-from .models import Step, skeleton
+from .models import skeleton
 from .roofline import DEVICES, Device, predict
+from .step import Step
 
 Counted = dict[tuple[str, float], Counts]  # by method and ratio, an average step
 

@@ -1,243 +1,27 @@
-"""Full-size architectures with random weights, and single calls of any pipeline's denoiser.
+"""Pipelines around full-size architectures with random weights, and what pipelines are called with.
 
-Speed does not depend on the weights, so there is nothing to download: the shapes are the published ones. And
-what a denoiser is called with is not made up: a pipeline is run until it calls it, and that call is kept.
+Speed does not depend on the weights, so there is nothing to download. And what a denoiser is called with is
+not made up: a pipeline is run until it calls it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from diffusers import (
-    AutoencoderDC,
-    AutoencoderKL,
-    AutoencoderKLWan,
-    DDIMScheduler,
-    DiffusionPipeline,
-    FlowMatchEulerDiscreteScheduler,
-    FluxPipeline,
-    FluxTransformer2DModel,
-    ModelMixin,
-    SanaPipeline,
-    SanaTransformer2DModel,
-    SchedulerMixin,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
-    StableDiffusionPipeline,
-    StableDiffusionXLPipeline,
-    UNet2DConditionModel,
-    UniPCMultistepScheduler,
-    WanPipeline,
-    WanTransformer3DModel,
-)
+from diffusers import DiffusionPipeline, ModelMixin
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from ..attachment import denoiser
 from ..families import family_of
-from ..hook import parameter_names
+from .architectures import ARCHITECTURES
 
 PROMPT = "a red apple"  # which the embedded models know, too
-STEPS = 1000  # entries of a table of timesteps
 # of each family's text encoders, CLIP, T5 and Gemma
 TEXT_TOKENS = {"unet": 77, "sd3": 77 + 256, "flux": 512, "sana": 300, "wan": 512}
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A published model, without its weights."""
-
-    title: str
-    size: tuple[int, int]  # of its pictures, or of frames: height and width in pixels
-    steps: int  # of a generation in the paper
-    pipeline: Callable[..., DiffusionPipeline]
-    model: Callable[..., ModelMixin]
-    vae: Callable[..., ModelMixin]
-    scheduler: Callable[[], SchedulerMixin]
-    config: dict[str, Any]  # of the model
-
-
-SD_PIPELINE = partial(StableDiffusionPipeline, requires_safety_checker=False)
-SD_VAE = partial(
-    AutoencoderKL,
-    block_out_channels=(128, 256, 512, 512),
-    down_block_types=("DownEncoderBlock2D",) * 4,
-    up_block_types=("UpDecoderBlock2D",) * 4,
-    layers_per_block=2,
-    latent_channels=4,
-    sample_size=512,
-)
-WIDE_VAE = partial(
-    SD_VAE, latent_channels=16, use_quant_conv=False, use_post_quant_conv=False, sample_size=1024
-)
-# Not PNDM and Euler, as published with 1.5 and SDXL: PNDM calls the model twice in one step, and Euler reads
-# values, which a pipeline on the meta device doesn't have.
-SD_SCHEDULER = partial(
-    DDIMScheduler,
-    beta_start=0.00085,
-    beta_end=0.012,
-    beta_schedule="scaled_linear",
-    steps_offset=1,
-    clip_sample=False,
-    set_alpha_to_one=False,
-)
-SD_UNET: dict[str, Any] = {
-    "sample_size": 64,
-    "block_out_channels": (320, 640, 1280, 1280),
-    "down_block_types": ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
-    "up_block_types": ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
-    "layers_per_block": 2,
-    "transformer_layers_per_block": (1, 1, 1, 1),
-    "attention_head_dim": 8,  # in UNets, the number of heads
-    "cross_attention_dim": 768,
-}
-
-ARCHITECTURES = {
-    "sd15": Architecture(
-        title="Stable Diffusion 1.5",
-        size=(512, 512),
-        steps=50,
-        pipeline=SD_PIPELINE,
-        model=UNet2DConditionModel,
-        vae=SD_VAE,
-        scheduler=SD_SCHEDULER,
-        config=SD_UNET,
-    ),
-    "sd21": Architecture(
-        title="Stable Diffusion 2.1",
-        size=(768, 768),
-        steps=50,
-        pipeline=SD_PIPELINE,
-        model=UNet2DConditionModel,
-        vae=partial(SD_VAE, sample_size=768),
-        scheduler=partial(SD_SCHEDULER, prediction_type="v_prediction"),
-        config={
-            **SD_UNET,
-            "sample_size": 96,
-            "attention_head_dim": (5, 10, 20, 20),
-            "cross_attention_dim": 1024,
-            "use_linear_projection": True,
-        },
-    ),
-    "sdxl": Architecture(
-        title="Stable Diffusion XL",
-        size=(1024, 1024),
-        steps=50,
-        pipeline=StableDiffusionXLPipeline,
-        model=UNet2DConditionModel,
-        vae=partial(SD_VAE, sample_size=1024, scaling_factor=0.13025),
-        scheduler=SD_SCHEDULER,
-        config={
-            "sample_size": 128,
-            "block_out_channels": (320, 640, 1280),
-            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-            "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-            "layers_per_block": 2,
-            "transformer_layers_per_block": (1, 2, 10),
-            "attention_head_dim": (5, 10, 20),
-            "cross_attention_dim": 2048,
-            "use_linear_projection": True,
-            "addition_embed_type": "text_time",
-            "addition_time_embed_dim": 256,
-            "projection_class_embeddings_input_dim": 2816,
-        },
-    ),
-    "sd35-medium": Architecture(
-        title="Stable Diffusion 3.5 Medium",
-        size=(1024, 1024),
-        steps=50,
-        pipeline=StableDiffusion3Pipeline,
-        model=SD3Transformer2DModel,
-        vae=partial(WIDE_VAE, scaling_factor=1.5305, shift_factor=0.0609),
-        scheduler=partial(FlowMatchEulerDiscreteScheduler, shift=3.0),
-        config={
-            "sample_size": 128,
-            "patch_size": 2,
-            "in_channels": 16,
-            "out_channels": 16,
-            "num_layers": 24,
-            "dual_attention_layers": tuple(range(13)),
-            "num_attention_heads": 24,
-            "attention_head_dim": 64,
-            "caption_projection_dim": 1536,
-            "joint_attention_dim": 4096,
-            "pooled_projection_dim": 2048,
-            "pos_embed_max_size": 384,
-            "qk_norm": "rms_norm",
-        },
-    ),
-    "flux-dev": Architecture(
-        title="Flux.1 dev",
-        size=(1024, 1024),
-        steps=35,
-        pipeline=FluxPipeline,
-        model=FluxTransformer2DModel,
-        vae=partial(WIDE_VAE, scaling_factor=0.3611, shift_factor=0.1159),
-        scheduler=partial(FlowMatchEulerDiscreteScheduler, shift=3.0, use_dynamic_shifting=True),
-        config={
-            "patch_size": 1,
-            "in_channels": 64,
-            "num_layers": 19,
-            "num_single_layers": 38,
-            "num_attention_heads": 24,
-            "attention_head_dim": 128,
-            "joint_attention_dim": 4096,
-            "pooled_projection_dim": 768,
-            "guidance_embeds": True,
-            "axes_dims_rope": (16, 56, 56),
-        },
-    ),
-    "sana": Architecture(
-        title="Sana 1.6B",
-        size=(1024, 1024),
-        steps=20,
-        pipeline=SanaPipeline,
-        model=SanaTransformer2DModel,
-        vae=partial(AutoencoderDC, scaling_factor=0.41407),
-        scheduler=partial(FlowMatchEulerDiscreteScheduler, shift=3.0),
-        config={
-            "sample_size": 32,
-            "patch_size": 1,
-            "in_channels": 32,
-            "out_channels": 32,
-            "num_layers": 20,
-            "num_attention_heads": 70,
-            "attention_head_dim": 32,
-            "num_cross_attention_heads": 20,
-            "cross_attention_head_dim": 112,
-            "cross_attention_dim": 2240,
-            "caption_channels": 2304,
-        },
-    ),
-    "wan-1.3b": Architecture(
-        title="Wan 2.1 1.3B",
-        size=(480, 832),
-        steps=50,
-        pipeline=WanPipeline,
-        model=WanTransformer3DModel,
-        vae=AutoencoderKLWan,
-        scheduler=partial(
-            UniPCMultistepScheduler, prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-        ),
-        config={
-            "patch_size": (1, 2, 2),
-            "num_attention_heads": 12,
-            "attention_head_dim": 128,
-            "in_channels": 16,
-            "out_channels": 16,
-            "text_dim": 4096,
-            "freq_dim": 256,
-            "ffn_dim": 8960,
-            "num_layers": 30,
-        },
-    ),
-}
 
 
 def build(
@@ -255,8 +39,7 @@ def build(
     architecture = ARCHITECTURES[name]
     takes = inspect.signature(architecture.pipeline).parameters
     parts: dict[str, Any] = {part: None for part in takes if takes[part].default is inspect.Parameter.empty}
-    config = _at_depth(architecture, depth)
-    model = _made(partial(architecture.model, **config), dtype, device)
+    model = _made(partial(architecture.model, **architecture.at_depth(depth)), dtype, device)
     parts["unet" if "unet" in parts else "transformer"] = model
     parts["scheduler"] = architecture.scheduler()
     if decoder:
@@ -290,27 +73,6 @@ def depth_note(name: str, depth: float) -> str:
 
 def _count(model: nn.Module, class_name: str) -> int:
     return sum(type(module).__name__ == class_name for module in model.modules())
-
-
-def _at_depth(architecture: Architecture, depth: float) -> dict[str, Any]:
-    """The configuration with that share of the blocks, at least one of each kind."""
-    if not 0 < depth <= 1:
-        raise ValueError(f"depth must be above 0 and at most 1, got {depth}")
-
-    def share(count: int) -> int:
-        return max(1, round(count * depth))
-
-    scaled = {
-        "num_layers": share,
-        "num_single_layers": share,
-        "transformer_layers_per_block": lambda counts: tuple(map(share, counts)),
-        "dual_attention_layers": lambda layers: layers[: share(len(layers))],
-    }
-    full = architecture.config
-    config = {name: scaled[name](value) if name in scaled else value for name, value in full.items()}
-    if depth < 1 and config == full:
-        raise ValueError(f"depth={depth} leaves out no block of {architecture.title}: build it at depth 1")
-    return config
 
 
 def _made(make: Callable[[], ModelMixin], dtype: torch.dtype, device: str | torch.device) -> ModelMixin:
@@ -371,43 +133,8 @@ def _embeddings(model: ModelMixin, batch: int, guided: bool) -> dict[str, Tensor
     }
 
 
-@dataclass(frozen=True)
-class Step:
-    """One call of a denoiser, to be made at any step: `step(n)`, n from 0 to 999, runs it once."""
-
-    model: nn.Module
-    args: tuple
-    kwargs: dict[str, Any]
-    place: int | str  # of the timestep among the arguments
-    table: Tensor  # timesteps, downward in time: as from a scheduler, the view of an entry tells the step
-
-    @torch.no_grad()
-    def __call__(self, n: int) -> Any:
-        args, kwargs = [*self.args], {**self.kwargs}
-        arguments: Any = args if isinstance(self.place, int) else kwargs
-        arguments[self.place] = self.table[n].expand_as(arguments[self.place])
-        return self.model(*args, **kwargs)
-
-    def argument(self, name: str) -> Any:
-        """An argument of the call by its name."""
-        return (dict(zip(parameter_names(self.model), self.args)) | self.kwargs).get(name)
-
-    def on(self, model: nn.Module) -> Step:
-        """The same call of another model, on that model's device."""
-        device = next(model.parameters()).device
-        args, kwargs, table = tree_map_only(
-            Tensor, lambda tensor: tensor.to(device), (self.args, self.kwargs, self.table)
-        )
-        return dataclasses.replace(self, model=model, args=args, kwargs=kwargs, table=table)
-
-
 class Reached(Exception):
     """A pipeline has come to its denoiser; holds the arguments of that call."""
-
-
-def capture(pipe: DiffusionPipeline, arguments: dict[str, Any]) -> Step:
-    """The first call that a pipeline makes of its denoiser, as a step."""
-    return _step(denoiser(pipe)[0], *first_call(pipe, arguments))
 
 
 def first_call(pipe: DiffusionPipeline, arguments: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -428,18 +155,3 @@ def first_call(pipe: DiffusionPipeline, arguments: dict[str, Any]) -> tuple[tupl
         handle.remove()
         pipe.set_progress_bar_config(**bar)
     raise RuntimeError(f"{type(pipe).__name__} did not call its {type(model).__name__}")
-
-
-def _step(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Step:
-    if "sample" in kwargs:  # tomesd looks for a UNet's sample among the positional arguments
-        kwargs = dict(kwargs)
-        args = (kwargs.pop("sample"), *args)
-    time = family_of(model).time
-    if time is None:
-        raise ValueError(f"{type(model).__name__} isn't told the time, and can't be called at a step")
-    place = time if time in kwargs else parameter_names(model).index(time)
-    timestep: Tensor = kwargs[place] if isinstance(place, str) else args[place]
-    first = timestep.flatten()[0]
-    # not read but computed with: reading would wait for the device, and a meta tensor has no value
-    table = (first * torch.linspace(1, 0, STEPS, device=first.device)).to(first.dtype)
-    return Step(model, args, kwargs, place, table)
