@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from torch import nn
-
-from ..families import Family
+from ..families import Family, family_of
 from ..named import CACHES, DENSE, METHODS, parse
 from .contenders import contender
 from .count import Counts, count, patch_for_counting
@@ -19,12 +17,10 @@ from .step import Step
 Counted = dict[tuple[str, float], Counts]  # by method and ratio, an average step
 
 
-def count_all(
-    step: Step, model: nn.Module, family: Family, size: tuple[int, int], todo: Sequence[tuple[str, float]]
-) -> Counted:
+def count_all(step: Step, size: tuple[int, int], todo: Sequence[tuple[str, float]]) -> Counted:
     """Count every method, averaged over the steps for which it keeps its plans."""
-    bones = skeleton(model)
-    call, grid = step.on(bones), _grid(step, model, family, size)
+    bones, family = skeleton(step.model), family_of(step.model)
+    call, grid = step.on(bones), _grid(step, family, size)
     found: Counted = {(DENSE, 0.0): count(call).per_step}
     for number, (method, ratio) in enumerate(todo):
         _tell(number, len(todo))
@@ -77,14 +73,14 @@ def table(counted: Counted, devices: Sequence[Device] = tuple(DEVICES.values()))
     return markdown(columns)
 
 
-def _grid(step: Step, model: nn.Module, family: Family, size: tuple[int, int]) -> tuple[int, ...]:
+def _grid(step: Step, family: Family, size: tuple[int, int]) -> tuple[int, ...]:
     """The grid of tokens. A model without weights has no values to read it from, but as many tokens."""
     names = [family.grid_from] if isinstance(family.grid_from, str) else family.grid_from
     sources = [step.argument(name) for name in names]
     if names[0].endswith("ids") and sources[0].is_meta:
         rows = round((len(sources[0]) * size[0] / size[1]) ** 0.5)
         return rows, len(sources[0]) // rows
-    return family.grid(model, *sources)
+    return family.grid(step.model, *sources)
 
 
 def _tell(done: int, of: int) -> None:

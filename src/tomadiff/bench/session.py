@@ -18,7 +18,7 @@ import tomadiff
 
 from ..attachment import denoiser
 from ..demo.embedded import EMBEDDED
-from ..families import Family, family_of
+from ..families import family_of
 from ..files import write_whole
 from ..load import DTYPES, load, usual_size
 from ..machine import processor
@@ -35,16 +35,13 @@ from .step import capture
 
 def run(args: argparse.Namespace) -> int:
     """Time every method at every size; what was finished is shown even if the rest is interrupted."""
-    family = None
     if args.model in ARCHITECTURES:  # a mistake should not wait for ten gigabytes
-        family = family_of(models.skeleton_of(args.model, args.depth))
-        todo = chosen(args, family)
-    pipe = pipeline(args)
-    model = denoiser(pipe)[0]
-    if family is None:
-        family = family_of(model)
-        todo = chosen(args, family)
-    warn_of_files(args.methods or (), model)
+        todo = chosen(args, models.skeleton_of(args.model, args.depth))
+        pipe = pipeline(args)
+    else:
+        pipe = pipeline(args)
+        todo = chosen(args, denoiser(pipe)[0])
+    warn_of_files(args.methods or (), denoiser(pipe)[0])
     record = Record(about(args))
     if args.resume and args.json.exists():
         record.resume(args.json)
@@ -53,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         finished_rounds(record.runs, size, todo)  # complains about a file of others before anything is done
     try:
         for size in sizes:
-            measure_size(args, record, pipe, model, family, size, todo)
+            measure_size(args, record, pipe, size, todo)
     except BaseException as error:
         if record.runs:
             print("\ninterrupted: what follows is what was finished", file=sys.stderr)
@@ -68,13 +65,12 @@ def run(args: argparse.Namespace) -> int:
 def run_expect(args: argparse.Namespace) -> int:
     """Print the expectation for one call, as the pipeline makes it, without building any weights."""
     pipe = models.build(args.model, args.depth, DTYPES[args.dtype], "meta")
-    model = denoiser(pipe)[0]
-    family = family_of(model)
+    todo = chosen(args, denoiser(pipe)[0])
+    blocks = models.depth_note(args.model, args.depth) or "all blocks"
+    guided = "the pipeline's own guidance" if args.guidance is None else f"guidance {args.guidance:g}"
     for size in args.size or [ARCHITECTURES[args.model].size]:
         step = capture(pipe, models.arguments(pipe, size, args.batch, args.guidance))
-        counted = expect.count_all(step, model, family, size, chosen(args, family))
-        blocks = models.depth_note(args.model, args.depth) or "all blocks"
-        guided = "the pipeline's own guidance" if args.guidance is None else f"guidance {args.guidance:g}"
+        counted = expect.count_all(step, size, todo)
         print(
             f"{args.model}, {blocks}, {size[0]} x {size[1]}, batch {args.batch}, {guided}, {args.dtype}: "
             "expected, not measured; share of the time of a call that is saved"
@@ -83,8 +79,9 @@ def run_expect(args: argparse.Namespace) -> int:
     return 0
 
 
-def chosen(args: argparse.Namespace, family: Family) -> list[tuple[str, float]]:
+def chosen(args: argparse.Namespace, model: nn.Module) -> list[tuple[str, float]]:
     """Methods and ratios to measure."""
+    family = family_of(model)
     measured, left_out = pairs(args.methods or usual(args.ratio, family), args.ratio, family)
     for part, ratio in [(part, ratio) for method, ratio in measured for part in method.split("+")]:
         name, _ = parse(part)
@@ -131,23 +128,21 @@ def measure_size(
     args: argparse.Namespace,
     record: Record,
     pipe: DiffusionPipeline,
-    model: nn.Module,
-    family: Family,
     size: tuple[int, int],
     todo: Sequence[tuple[str, float]],
 ) -> None:
     """Count and time all methods on pictures of one size, and keep the record up to date."""
     whole = args.steps is not None
-    guidance = args.guidance if args.steps or args.guidance else 1.0
+    guidance = args.guidance if whole or args.guidance else 1.0
     arguments = models.arguments(pipe, size, args.batch, guidance)
     step = capture(pipe, arguments)
     if not args.no_count:
-        counted = expect.count_all(step, model, family, size, todo)
+        counted = expect.count_all(step, size, todo)
         # the roofline can be checked where its peaks can be measured
         device = cpu_device() if (args.device, args.dtype, whole) == ("cpu", "fp32", False) else None
         record.counts = [row for row in record.counts if row["size"] != size]
         record.counts += expect.rows(counted, size, device)
-    entries = [contender(model, pipe if whole else None, *pair) for pair in todo]
+    entries = [contender(step.model, pipe if whole else None, *pair) for pair in todo]
     record.settings |= {entry.label: entry.settings for entry in entries}
     record.keep_steps |= {entry.method: 1 if whole else entry.keeps_plans_for for entry in entries}
     record.dense_every |= {entry.method: 0 if whole else entry.dense_every for entry in entries}
@@ -183,7 +178,7 @@ def about(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": args.model,
         "depth": args.depth,
-        "blocks": models.depth_note(args.model, args.depth) or "all" if named else "all",
+        "blocks": models.depth_note(args.model, args.depth) or "all",
         "weights": "random" if named else "its own",
         "unit": f"generation of {args.steps} steps" if args.steps else "call",
         "batch": args.batch,
