@@ -23,7 +23,9 @@ from tomadiff.attachment import denoiser, patch_of
 from tomadiff.generate import draw
 from tomadiff.ui import show
 from tomadiff.ui.command import check_access
-from tomadiff.ui.studio import Cancelled, Kept, Studio
+from tomadiff.ui.easel import Cancelled
+from tomadiff.ui.results import Kept
+from tomadiff.ui.studio import Studio
 from tomadiff.ui.wish import WAYS, Limits, Wish, checked, checked_model, code
 
 FORM: dict[str, Any] = {"prompt": "fox", "seed": 1, "steps": 2, "height": 32, "width": 32}

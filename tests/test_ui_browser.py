@@ -317,14 +317,15 @@ def test_nothing_can_be_uploaded_and_no_other_file_be_read(address: str) -> None
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Studio]]:
     """A second server, in this process: with a password, room for one to wait, and a choice of models."""
-    from tomadiff.ui import page
+    from tomadiff.ui.page import build
+    from tomadiff.ui.server import launch
 
     folder = tmp_path_factory.mktemp("guarded")
     studio = Studio("emoji-flux")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(folder))
-        blocks = page.build(studio, folder, allow_models=True)
-        url = page.launch(
+        blocks = build(studio, folder, allow_models=True)
+        url = launch(
             blocks,
             folder,
             host="127.0.0.1",

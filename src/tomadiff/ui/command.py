@@ -71,11 +71,12 @@ def serve(args: argparse.Namespace, folder: Path, auth: tuple[str, str] | None) 
         import gradio  # noqa: F401
     except ImportError as error:
         raise ImportError("the page needs Gradio: pip install 'tomadiff[ui]'") from error
-    from . import page
+    from .page import build
+    from .server import launch
 
     studio = Studio(args.model, args.device, args.dtype, args.max_size, args.max_steps)
-    blocks = page.build(studio, folder, args.allow_models)
-    url = page.launch(
+    blocks = build(studio, folder, args.allow_models)
+    url = launch(
         blocks,
         folder,
         host=args.host,

@@ -6,17 +6,16 @@ import html
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
-from ..generate import save
+from ..generate import Request, save
 from ..maps import MergeMap
 from ..named import label
 from ..quality.scores import PSNR_MOST
 from ..quality.summary import pareto_plot
 from ..viz import contact_sheet
-from .studio import Comparison, Drawn, Merged, Sweep
+from .results import Comparison, Drawn, Merged, Sweep
 
 MOST_EXPORTS = 64  # files; older ones go
 
@@ -123,8 +122,8 @@ def plot(result: Sweep, title: str, path: Path) -> None:
     pareto_plot(lines, "psnr", title, path)
 
 
-def title(wish_request: Any, model: str) -> str:
-    return f"{model}: {wish_request.prompt}, seed {wish_request.seed}, {wish_request.steps} steps"
+def title(request: Request, model: str) -> str:
+    return f"{model}: {request.prompt}, seed {request.seed}, {request.steps} steps"
 
 
 class Exports:

@@ -97,6 +97,19 @@ def checked(
     return Wish(request, ratio, method, _checked_settings(settings or {}))
 
 
+def checked_sweep(wish: Wish, ways: Any, ratios: Any) -> tuple[list[str], list[float]]:
+    """Ways, of which an empty one is the form's own, and ratios."""
+    for name, values in (("method", ways), ("ratio", ratios)):
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"Choose at least one {name}.")
+    if any(way not in ("", *WAYS) for way in ways):
+        raise ValueError(f"There is an unknown method among {ways!r}"[:200])
+    for ratio in ratios:
+        if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio < 1:
+            raise ValueError(f"ratio: {ratio!r} must be above 0 and below 1"[:200])
+    return [way or wish.way for way in ways], [float(ratio) for ratio in ratios]
+
+
 def checked_model(name: Any, own: str) -> str:
     """The model the command line named, an embedded one, or a hub id; never a path."""
     if isinstance(name, str):

@@ -1,0 +1,56 @@
+"""The server of the page: what Gradio offers beside the page stays shut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gradio as gr
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from . import look
+from .gate import Gate
+
+
+def launch(
+    blocks: gr.Blocks,
+    folder: Path,
+    *,
+    host: str,
+    port: int | None,
+    auth: tuple[str, str] | None,
+    most_waiting: int,
+    only_here: bool,
+    open_browser: bool = False,
+) -> str:
+    """Serve it from a thread of its own; returns its address."""
+    around = [Middleware(Gate, folder=folder)]
+    if only_here and auth is None:  # a name that somebody else points here is not for us
+        names = ["localhost", "127.0.0.1", "[::1]", host]
+        around.insert(0, Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False))
+    # one light event for each slider move goes past the queue; what draws waits in it
+    blocks.queue(max_size=most_waiting, api_open=False, default_concurrency_limit=1)
+    _, url, _ = blocks.launch(
+        server_name=host,
+        server_port=port,
+        auth=auth,
+        inbrowser=open_browser,
+        share=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        show_error=False,
+        footer_links=[],
+        run_history=False,
+        allowed_paths=[str(folder)],
+        max_file_size=0,
+        state_session_capacity=64,
+        enable_monitoring=False,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        theme=look.theme(),
+        css_paths=[look.CSS],
+        js=look.SCRIPT.read_text(),
+        app_kwargs={"middleware": around, "docs_url": None, "redoc_url": None, "openapi_url": None},
+    )
+    return url
