@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -423,6 +424,9 @@ def test_expectations_need_no_weights(capsys: pytest.CaptureFixture[str]) -> Non
         (["--resume"], "--json"),
         (["--depth", "0.5"], "there already"),
         (["--json", "/nowhere/x.json"], "no folder"),
+        (["--csv", "."], "it is a folder"),
+        (["--plot", "x.svg", "--methods", "dense", "tomadiff"], "is a PNG"),
+        (["--model", "sdxl", "--methods", "tomadiff:ratio={16: 0.5}"], "it has 2, 4, 'block'"),
         (["--methods", "tomadiff:ratios=1"], "did you mean 'ratio'"),
         (["--methods", "tomadiff:dense_steps=2"], "add --steps"),
         (["--methods", "todo"], "whole factors"),
@@ -454,6 +458,15 @@ def test_plots_of_one_ratio_and_one_size_work(tmp_path: Path) -> None:
     plot(figures.rows(runs, [], {}), "title", tmp_path / "plot.png")
     with Image.open(tmp_path / "plot.png") as picture:
         assert statistics.pstdev(picture.convert("L").resize((32, 32)).getdata()) > 1
+
+
+def test_plots_of_several_sizes_need_no_ratio(tmp_path: Path) -> None:
+    """As of ratios by level, which count as none."""
+    runs = [
+        replace(run(way, 0, 0, 1.0), size=size) for way in ("dense", "other") for size in ((8, 8), (9, 9))
+    ]
+    plot(figures.rows(runs, [], {}), "title", tmp_path / "plot.png")
+    Image.open(tmp_path / "plot.png").verify()
 
 
 # -- torch.compile -----------------------------------------------------------------------------------------

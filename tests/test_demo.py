@@ -21,6 +21,7 @@ from pipelines import WIDTH, make
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 import tomadiff
+from tomadiff.cli import main
 from tomadiff.demo.data import PROMPTS, load_emoji
 from tomadiff.demo.embedded import EMBEDDED, FOLDER, load_embedded
 from tomadiff.demo.evaluate import draw, nearest
@@ -241,6 +242,52 @@ def test_bad_input_gets_one_clear_line_and_code_2(arguments: list[str], says: st
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["generate", "fox", "--model", "all.safetensors"], "it is a single file, and a folder is needed"),
+        (["generate", "fox", "--model", "newer"], "has no attribute NewerPipeline"),
+        (["generate", "fox", "--model", "list"], "no pipeline in this folder"),
+        (["generate", "fox", "--device", "meta"], "can't use device 'meta'"),
+        (["generate", "fox", "--seed", str(2**64 - 1), "--num-images", "2"], "64 bits"),
+        (["generate", "fox", "--size", "400000", "400000"], "out of memory: take a smaller size"),
+        (["merge-map", "fox", "--at", "0"], "step 0 is none of the steps"),
+        (["merge-map", "fox", "--steps", "2", "--at", "3"], "step 3 is none of 2"),
+        (["merge-map", "fox", "--steps", "1", "--ratio", "0"], "see --ratio and --dense-steps"),
+        (["inspect", "DiTTransformer2DModel", "--depth", "-1"], "--depth -1 must be at least 0"),
+        (["inspect", "emoji-unet", "--depth", "2"], "--depth is for classes"),
+        (["inspect", "DiTTransformer2DModel", "--size", "8", "8"], "--size is for pipelines"),
+        (["demo", "--prompts", "fox", "hto"], "hot"),
+        (["demo", "--steps", "0"], "at least 1"),
+        (["demo", "--out", "all.safetensors"], "is no folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes_are_told_before_anything_is_drawn(
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("all.safetensors").write_bytes(b"weights")
+    for name, index in {"newer": '{"_class_name": "NewerPipeline"}', "list": "[]"}.items():
+        Path(name).mkdir()
+        Path(name, "model_index.json").write_text(index)
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert says in shown.err and not shown.out and not list(tmp_path.rglob("*.png"))
+
+
+@pytest.mark.parametrize("guidance", ["nan", "inf", "much"])
+def test_guidance_is_a_finite_number(guidance: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["generate", "fox"], ["eval"], ["bench"], ["tune", "--psnr", "30"]):
+        with pytest.raises(SystemExit, match="2"):
+            main([*command, "--guidance", guidance])
+        assert f"'{guidance}' is no finite number" in capsys.readouterr().err
 
 
 def test_interrupting_keeps_finished_pictures_and_no_half_ones(tmp_path: Path) -> None:

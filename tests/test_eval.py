@@ -26,6 +26,7 @@ from tomadiff.quality.features import Inception
 from tomadiff.quality.job import REFERENCE, Drawing, Job, decode, encode
 from tomadiff.quality.metrics import Statistics
 from tomadiff.quality.resolved import resolved
+from tomadiff.quality.scores import Wanted, judges_of, score
 from tomadiff.quality.store import Store, append, folder_for, read_rows, slug
 from tomadiff.quality.summary import cases, pareto, pareto_plot, summarise, table, worst_tenth
 
@@ -170,6 +171,31 @@ def test_pictures_without_a_job_are_not_resumed(tmp_path: Path) -> None:
     (tmp_path / "job.json").unlink()
     with pytest.raises(ValueError, match=r"no readable job\.json"):
         Store(tmp_path, JOB, resume=True)
+
+
+@pytest.mark.parametrize("about", ["null", "3", "[1]", '{"ways": 3}'])
+def test_a_job_that_is_no_object_is_told(tmp_path: Path, about: str) -> None:
+    Store(tmp_path, JOB, resume=False).add(drawing())
+    (tmp_path / "job.json").write_text(about)
+    with pytest.raises(ValueError, match="no readable job"):
+        Store(tmp_path, JOB, resume=True)
+
+
+def test_lines_that_are_no_rows_are_passed_over(tmp_path: Path) -> None:
+    fill(Store(tmp_path, JOB, resume=False), ["pizza"], (0,))
+    for name in ("rows.jsonl", "scores.jsonl"):
+        with (tmp_path / name).open("a") as file:
+            file.write('{}\n[]\n3\nnull\n{"sha256": "0"}\n')
+    store = Store(tmp_path, JOB, resume=True)
+    assert len(store.rows) == 3 and not store.missing(["pizza"], (0,))
+    rows, _ = score(store, list(store.rows.values()), judges_of(Wanted(["psnr"])))
+    assert sum("psnr" in row for row in rows) == 2
+
+
+def test_a_folder_that_is_a_file_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert evaluate(tmp_path / "file" / "out") == 2
+    assert f"{tmp_path / 'file'} is no folder that may be written to" in capsys.readouterr().err
 
 
 def test_ways_may_be_added_and_those_left_out_are_remembered(tmp_path: Path) -> None:
@@ -399,6 +425,10 @@ def test_caches_of_diffusers_are_ways_too(tmp_path: Path) -> None:
         (["--seeds", "0"], "at least 1"),
         (["--methods", "tomata"], "unknown method"),
         (["--methods", "first-block"], "no caches for"),
+        (["--methods", "tomadiff:ratio={16: 0.5}"], "it has 1, 2, 'block'"),
+        (["--methods", "tomadiff:dense_blocks=50"], "beyond dense_blocks=50"),
+        (["--methods", "tomadiff:ratio=0.5,ratio=0.75"], "each once"),
+        (["--methods", "dense:ratio=0.5"], "dense has no settings"),
         (["--methods", "todo"], "whole factors"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
         (["--prompts", "imagenet"], "words that the embedded model doesn't know"),
@@ -549,8 +579,6 @@ def test_without_rays_client_its_addresses_say_how_to_get_it(
 
 
 def test_scores_of_another_model_are_other_scores() -> None:
-    from tomadiff.quality.scores import Wanted
-
     assert Wanted(["clip"], clip_model="a").name_of("clip") != Wanted(["clip"], clip_model="b").name_of(
         "clip"
     )

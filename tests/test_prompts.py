@@ -95,6 +95,7 @@ def test_jsonl_takes_strings_and_objects(tmp_path: Path) -> None:
         ("p.jsonl", "\n", "no prompts in it"),
         ("p.csv", "id,name\n1,fox\n", "no column prompt or text or caption, only id, name"),
         ("p.csv", 'prompt\n"a" fox\n', "not a CSV file: after line 1"),
+        ("p.csv", 'prompt\n"a fox, red"\nan owl, grey\n', "line 3 has more cells than .* commas in quotes"),
         ("p.jsonl", '"a fox"\n{"name": "owl"}\n', "line 2 is neither a string"),
         ("p.jsonl", "42\n", "line 1 is neither a string"),
         ("p.jsonl", '{"prompt": \n', "line 1 is not JSON"),

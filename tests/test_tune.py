@@ -150,6 +150,7 @@ def test_a_budget_that_nothing_meets_writes_no_file(
         (["--psnr", "100"], "below 100"),
         (["--ssim", "1"], "below 1"),
         (["--psnr", "30", "-o", "missing/x.json"], "can't write"),
+        (["--psnr", "30", "-o", "."], "it is a folder"),
         (["--psnr", "30", "--limit", "0"], "at least 1"),
         (["--psnr", "30", "--prompts", "nobody"], "no prompts called"),
         (["--psnr", "30", "--prompts", "imagenet"], "words that the embedded model doesn't know"),

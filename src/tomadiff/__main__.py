@@ -8,8 +8,10 @@ import logging
 def main() -> int:
     # in every process, it says at length that it does without torchvision
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    from .cli import main as run
-
+    try:
+        from .cli import main as run
+    except KeyboardInterrupt:  # it takes seconds
+        return 130
     return run()
 
 

@@ -22,9 +22,10 @@ from tomadiff.bench.models import PROMPT, first_call
 from tomadiff.config import CHOICES, PRESETS
 from tomadiff.demo import show
 from tomadiff.demo.embedded import EMBEDDED
-from tomadiff.generate import Request, add_request_arguments, check_writable, draw, save
+from tomadiff.generate import Request, add_request_arguments, check_output, draw, save
 from tomadiff.inspection import inspect_call
 from tomadiff.load import DTYPES, add_device_arguments, check_device, load
+from tomadiff.machine import out_of_memory
 from tomadiff.maps import Recorder
 from tomadiff.quality import command as evaluation
 from tomadiff.quality import tune
@@ -73,6 +74,12 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         print(f"tomadiff: {error}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        print(f"tomadiff: out of memory: take a smaller size, batch or --dtype ({reason})", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("\ntomadiff: interrupted; what was finished is kept", file=sys.stderr)
         return 130
@@ -117,8 +124,7 @@ def parser() -> argparse.ArgumentParser:
     inspecting.add_argument(
         "--depth",
         type=int,
-        default=2,
-        help="of a class: blocks in a list, 0 for all (default: %(default)s)",
+        help="of a class: blocks in a list, 0 for all (default: 2)",
     )
     inspecting.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of a pipeline: in pixels")
     add_device_arguments(inspecting)
@@ -178,6 +184,7 @@ def generate(args: argparse.Namespace) -> None:
     """Make pictures, by default with an embedded model; the settings are written into the PNG."""
     if args.num_images < 1:
         raise ValueError(f"--num-images {args.num_images} must be at least 1")
+    check_seed(args.seed + args.num_images - 1)
     outputs = [args.output]
     if args.num_images > 1:
         outputs = [args.output.with_stem(f"{args.output.stem}-{n}") for n in range(1, args.num_images + 1)]
@@ -201,23 +208,28 @@ def generate(args: argparse.Namespace) -> None:
         if dense:
             apart = psnr(show.as_tensor([dense[0]]), show.as_tensor([picture])).item()
             close = "the same picture" if math.isinf(apart) else f"PSNR to the dense picture {apart:.1f} dB"
-            print(f"{output}: {seconds:.2f} s, dense {dense[1]:.2f} s: {dense[1] / seconds:.2f}x; {close}")
+            told = f"{output}: {seconds:.2f} s, dense {dense[1]:.2f} s: {dense[1] / seconds:.2f}x; {close}"
             ratio = settings["tomadiff"]["ratio"]
             labels = [f"dense, {dense[1]:.2f} s", f"ratio {ratio}, {seconds:.2f} s"]
             picture = beside([dense[0], picture], labels)
         else:
-            print(f"{output}: {seconds:.2f} s")
+            told = f"{output}: {seconds:.2f} s"
         save(picture, output, settings)
+        print(told)
 
 
 def map_merges(args: argparse.Namespace) -> None:
     """Draw which tokens are destinations and which went to them, over the finished picture."""
+    for step in args.at or ():
+        if step < 1 or step > (args.steps or step):
+            raise ValueError(f"--at: step {step} is none of {args.steps or 'the steps'}, counted from 1")
     pipe, request = prepare(args)
     tomadiff.apply(pipe, args.settings, preset=args.preset, **chosen(args))
     recorder = Recorder(pipe)
     picture, _ = draw(pipe, request, callback_on_step_end=recorder)
     if not recorder.maps:
-        raise ValueError(f"none of the {recorder.seen} steps is merged: see --dense-steps")
+        found = "".join(f" ({answer})" for answer in tomadiff.report(pipe).auto)
+        raise ValueError(f"none of the {recorder.seen} steps is merged: see --ratio and --dense-steps{found}")
     merged = {mapped.step + 1: mapped for mapped in recorder.maps}
     for step in args.at or ():
         if step not in merged:
@@ -248,12 +260,19 @@ def inspect(args: argparse.Namespace) -> None:
     Says which family the model is of, or how to merge in it as it is.
     """
     check_device(args.device)
-    dtype = DTYPES[args.dtype]
+    dtype, is_class = DTYPES[args.dtype], made_up.is_class(args.model)
+    depth = 2 if args.depth is None else args.depth
+    if depth < 0:
+        raise ValueError(f"--depth {depth} must be at least 0")
+    if args.depth is not None and not is_class:
+        raise ValueError(f"--depth is for classes of diffusers, and {args.model!r} is as deep as it is")
+    if args.size and (is_class or (Path(args.model) / "config.json").exists()):
+        raise ValueError(f"--size is for pipelines, and {args.model!r} is a model alone: leave it out")
     if (Path(args.model) / "config.json").exists():  # a model alone
         model = AutoModel.from_pretrained(args.model, dtype=dtype).to(args.device)
         print(inspect_call(model, **made_up.arguments(model)))
         return
-    if not made_up.is_class(args.model):
+    if not is_class:
         names = [*EMBEDDED, "the model classes of diffusers"]
         pipe = load(args.model, args.device, args.dtype, names)
         size = {"height": args.size[0], "width": args.size[1]} if args.size else {}
@@ -263,7 +282,7 @@ def inspect(args: argparse.Namespace) -> None:
             model(*call, **named)  # the first call pays for warming up
         print(inspect_call(model, *call, **named))
         return
-    model = made_up.build(args.model, args.depth, dtype, args.device)
+    model = made_up.build(args.model, depth, dtype, args.device)
     inspection = inspect_call(model, **made_up.arguments(model))
     inspection.deepen(made_up.build(args.model, 0, dtype, "meta"))
     print(inspection)
@@ -271,7 +290,8 @@ def inspect(args: argparse.Namespace) -> None:
 
 def prepare(args: argparse.Namespace) -> tuple[Any, Request]:
     """The pipeline and what to ask of it; mistakes come up before anything long starts."""
-    check_writable(args.output)
+    check_output(args.output)
+    check_seed(args.seed)
     if args.settings is not None and (args.preset is not None or chosen(args)):
         raise ValueError(f"--settings {args.settings} has all settings in it: leave out the others")
     if args.settings is not None:
@@ -281,6 +301,11 @@ def prepare(args: argparse.Namespace) -> tuple[Any, Request]:
     pipe = load(args.model, args.device, args.dtype)
     size = tuple(args.size) if args.size else None
     return pipe, Request(args.prompt, args.seed, args.steps, size, args.guidance)
+
+
+def check_seed(seed: int) -> None:
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"--seed: {seed} is beyond what a generator of noise takes, 64 bits")
 
 
 def chosen(args: argparse.Namespace) -> dict[str, Any]:

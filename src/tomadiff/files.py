@@ -16,6 +16,23 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tomadiff"
 
 
+def check_writable(path: Path) -> None:
+    """Complain about a file that can't be written before any work is done for it."""
+    if path.is_dir():
+        raise ValueError(f"can't write {path}: it is a folder; name a file")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"can't write {path}: there is no folder {path.parent} that may be written to")
+
+
+def check_folder(folder: Path) -> None:
+    """Complain about a folder that is not there and can't be made."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(
+            f"can't write to {folder}: {there} is no folder that may be written to; take another"
+        )
+
+
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     """Let `write` fill a file beside `path`, then put it in its place; all is on the disk after that."""
     if not path.parent.is_dir():

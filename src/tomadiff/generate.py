@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import os
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from .files import write_whole
+from .files import check_writable, write_whole
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,18 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", type=int, nargs=2, metavar=("H", "W"), help="in pixels (default: the pipeline's own)"
     )
-    parser.add_argument("--guidance", type=float, help="guidance scale (default: the pipeline's own)")
+    parser.add_argument("--guidance", type=finite, help="guidance scale (default: the pipeline's own)")
+
+
+def finite(text: str) -> float:
+    """A number that a command is given; NaN and infinity are none."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number")
+    return number
 
 
 def draw(pipe: DiffusionPipeline, request: Request, **more: Any) -> tuple[Image.Image, float]:
@@ -60,12 +71,11 @@ def draw(pipe: DiffusionPipeline, request: Request, **more: Any) -> tuple[Image.
     return images[0], time.perf_counter() - start
 
 
-def check_writable(path: Path) -> None:
+def check_output(path: Path) -> None:
     """Complain about an output that can't be written before any work is done for it."""
     if path.suffix.lower() != ".png":
         raise ValueError(f"{path} must be a .png: the settings are written into it")
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ValueError(f"can't write {path}: there must be a folder {path.parent} that may be written to")
+    check_writable(path)
 
 
 def save(picture: Image.Image, path: Path, settings: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_device(device: str) -> None:
     try:
-        torch.empty(0, device=device)
+        torch.empty(0, device=device).cpu()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"can't use device {device!r} here: {reason}") from error
@@ -38,9 +38,15 @@ def load(
     check_device(device)
     if model in EMBEDDED:
         return load_embedded(model, DTYPES[dtype]).to(device)
+    if Path(model).is_file():
+        raise ValueError(
+            f"can't load {model!r}: it is a single file, and a folder is needed, which "
+            "SomePipeline.from_single_file(FILE).save_pretrained(FOLDER) of diffusers makes"
+        )
     try:
         return DiffusionPipeline.from_pretrained(model, dtype=DTYPES[dtype]).to(device)
-    except (OSError, ValueError) as error:
+    # the last two where the pipeline is of a class that this diffusers doesn't have, or its index is no index
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         if Path(model).is_dir():
             tried = "no pipeline in this folder that diffusers can read"
         else:

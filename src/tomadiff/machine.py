@@ -17,6 +17,11 @@ def wait_for(device: torch.device) -> None:
         torch.get_device_module(device).synchronize()
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Whether that is what an error is about: on the CPU, torch has no class for it."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
 def processor(device: str | torch.device) -> str:
     """The name of the GPU or CPU."""
     if torch.device(device).type == "cuda":

@@ -120,6 +120,8 @@ def check(part: str, ratio: float, family: Family) -> None:
     """Complain about a way that can't be had for a family of models."""
     name, settings = parse(part)
     if name == DENSE:
+        if settings:
+            raise ConfigError(f"{part!r}: {DENSE} has no settings; leave them out")
         return
     if name == TOMESD:
         if family.name != "unet":
@@ -138,6 +140,13 @@ def check(part: str, ratio: float, family: Family) -> None:
         _check_settings(part, settings, CACHES[name])
     else:
         configuration(part, ratio, family)
+
+
+def check_fit(pipe: Any, ways: Sequence[tuple[str, float]]) -> None:
+    """Complain about what this very model, or pipeline, can't honour."""
+    for way in ways:
+        with switched_on(pipe, *way):
+            pass
 
 
 @contextmanager
@@ -185,9 +194,10 @@ def parse(part: str) -> tuple[str, dict[str, Any]]:
     try:
         call = ast.parse(f"f({fields})", mode="eval").body
         assert isinstance(call, ast.Call) and not call.args
+        assert len({keyword.arg for keyword in call.keywords}) == len(call.keywords)
         return name, {keyword.arg or "": _value(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, AssertionError):
-        raise ConfigError(f"can't read {part!r}: write name:setting=value,setting=value") from None
+        raise ConfigError(f"can't read {part!r}: write name:setting=value,setting=value, each once") from None
 
 
 def _value(node: ast.expr) -> Any:
@@ -216,7 +226,7 @@ def _settled(way: str) -> tuple[str, float | None]:
     parts, own = [], None
     for part in way.split("+"):
         name, settings = parse(written(load_settings(part).config) if part.endswith(".json") else part)
-        if "ratio" in settings:
+        if "ratio" in settings and _merges(name):
             own = settings["ratio"] if isinstance(settings["ratio"], (int, float)) else 0.0
             if own:
                 del settings["ratio"]

@@ -10,6 +10,8 @@ import torch
 
 from ..config import Config
 from ..demo.embedded import EMBEDDED
+from ..files import check_writable
+from ..generate import finite
 from ..load import DTYPES, check_device
 from ..named import CACHES, NAMES, OURS
 from . import session
@@ -49,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, help="rounds, each with one run of every method (default: 3)")
     parser.add_argument("--steps", type=int, help="time whole generations of so many steps, not single calls")
     parser.add_argument(
-        "--guidance", type=float, help="default: none in single calls, the pipeline's own in generations"
+        "--guidance", type=finite, help="default: none in single calls, the pipeline's own in generations"
     )
     parser.add_argument(
         "--protocol",
@@ -101,19 +103,18 @@ def settle(args: argparse.Namespace) -> None:
             f"--repeats {args.repeats}: single calls have steps for {MOST_ROUNDS} rounds at most"
         )
     if args.plot:
-        check_plot(args.methods)
+        check_plot(args.plot, args.methods)
     for ratio in args.ratio:
         Config(ratio=ratio, regions="global")  # what no method could do is not left out in silence
     check_device(args.device)
+    for path in filter(None, (args.json, args.csv, args.plot)):
+        check_writable(path)
     if args.json and args.json.exists() and not args.resume:
         raise ValueError(f"{args.json} is there already: add --resume to go on, or take another --json")
     if args.resume and not args.json:
         raise ValueError("--resume goes on from a file: name it with --json")
     if args.depth != 1 and args.model not in ARCHITECTURES:
         raise ValueError(f"--depth builds a model with fewer blocks, and {args.model!r} is there already")
-    for path in filter(None, (args.json, args.csv, args.plot)):
-        if not path.parent.is_dir():
-            raise ValueError(f"can't write {path}: there is no folder {path.parent}")
 
 
 def settle_expect(args: argparse.Namespace) -> None:

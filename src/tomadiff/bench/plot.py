@@ -18,8 +18,10 @@ IDEAL_COLOUR, OUR_COLOUR, DENSE_COLOUR = "#888888", "#d6336c", "#222222"
 COLOURS = ("#1c7ed6", "#f08c00", "#2f9e44", "#7048e8", "#0c8599", "#a61e4d", "#5c940d", "#862e9c")
 
 
-def check_plot(methods: Sequence[str] | None) -> None:
+def check_plot(path: Path, methods: Sequence[str] | None) -> None:
     """Complain before hours of measuring."""
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"--plot {path}: what is drawn is a PNG; name it so")
     if find_spec("matplotlib") is None:
         raise ImportError("--plot needs matplotlib: pip install 'tomadiff[bench]'")
     if methods and (DENSE not in methods or len(methods) == 1):
@@ -88,15 +90,15 @@ def _against_ratio(axis: Axes, figures: Sequence[Row], colours: dict[str, str]) 
 
 
 def _against_size(axis: Axes, figures: Sequence[Row], colours: dict[str, str]) -> None:
-    """At the middle one of the ratios, which all methods but ToDo have."""
-    ratios = sorted({row["ratio"] for row in figures if row["ratio"]})
+    """At the middle one of the ratios, which all methods but ToDo have, if they are no ratios by part."""
+    ratios = sorted({row["ratio"] for row in figures if row["ratio"]}) or [0]
     middle = ratios[(len(ratios) - 1) // 2]
     shown = [row for row in figures if row["ratio"] in (0, middle)]
     for method in dict.fromkeys(row["method"] for row in shown):
         mine = [row for row in shown if row["method"] == method]
         points = sorted((row["size"][0] * row["size"][1] / 1e6, row["seconds"]) for row in mine)
         axis.plot(*zip(*points), label=method, color=colours[method], **_style(method))
-    axis.set_title(f"ratio {middle:g}", fontsize=10)
+    axis.set_title(f"ratio {middle:g}" if middle else "", fontsize=10)
     axis.set_xlabel("megapixels")
     axis.set_ylabel("seconds")
     axis.set_ylim(bottom=0)

@@ -22,7 +22,7 @@ from ..families import family_of
 from ..files import write_whole
 from ..load import DTYPES, load, usual_size
 from ..machine import processor
-from ..named import CACHES, METHODS, configuration, pairs, parse, usual, warn_of_files
+from ..named import CACHES, METHODS, check_fit, configuration, pairs, parse, usual, warn_of_files
 from . import expect, figures, models
 from .architectures import ARCHITECTURES
 from .contenders import contender
@@ -90,6 +90,7 @@ def chosen(args: argparse.Namespace, model: nn.Module) -> list[tuple[str, float]
         uneven = name in CACHES or (name in METHODS and configuration(part, ratio, family).uneven)
         if uneven and not args.steps:
             raise ValueError(f"{part}: steps of a generation differ, and single calls don't; add --steps")
+    check_fit(model, measured)
     for line in left_out:
         print(line, file=sys.stderr)
     return measured

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import tomadiff
 from tomadiff.attachment import denoiser
-from tomadiff.generate import Request, check_writable, draw, save
+from tomadiff.files import check_folder
+from tomadiff.generate import Request, check_output, draw, save
 from tomadiff.maps import Recorder
 from tomadiff.quality.metrics import psnr, ssim
 from tomadiff.settings import load as load_settings
@@ -52,10 +53,14 @@ def run(args: argparse.Namespace) -> None:
     ways |= {
         path.stem if stems.count(path.stem) == 1 else str(path): file.config for path, file in files.items()
     }
+    if args.steps < 1:
+        raise ValueError(f"--steps {args.steps} must be at least 1")
+    check_folder(args.out)
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.models:
-        check_writable(args.out / f"{name}.png")
+        check_output(args.out / f"{name}.png")
         pipe = load_embedded(name)
+        pipe.text_encoder.tokenize(args.prompts)  # complains about what it can't read
         for path, file in files.items():
             warn_of_another(path, file, denoiser(pipe)[0])
         show(pipe, name, args.out, args.prompts, args.steps, ways)

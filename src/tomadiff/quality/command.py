@@ -20,7 +20,7 @@ from ..families import Family, family_of
 from ..files import write_whole
 from ..generate import add_request_arguments
 from ..load import add_device_arguments, check_device, load
-from ..named import CACHES, DENSE, NAMES, OURS, pairs, warn_of_files
+from ..named import CACHES, DENSE, NAMES, OURS, check_fit, pairs, warn_of_files
 from . import scores, summary
 from .engines import local
 from .engines import ray as ray_engine
@@ -209,6 +209,7 @@ def make_job(args: argparse.Namespace, prompts: Sequence[str]) -> Job:
     model = denoiser(pipe)[0]
     family, methods = family_of(model), [way for way in args.methods or [OURS] if way != DENSE]
     ways, left_out = pairs(methods, args.ratio, family)
+    check_fit(pipe, ways)
     warn_of_files(methods, model)
     for line in left_out:
         print(line, file=sys.stderr)

@@ -107,9 +107,15 @@ def read_csv(lines: list[str], source: str) -> Iterable[str]:
             raise ValueError(
                 f"{source} has no column {' or '.join(COLUMNS)}, only {', '.join(rows.fieldnames or ())}"
             )
-        return [row[column] or "" for row in rows]
+        return [_cell(row, column, f"{source}, line {rows.line_num}") for row in rows]
     except csv.Error as error:
         raise ValueError(f"{source} is not a CSV file: after line {rows.line_num}: {error}") from error
+
+
+def _cell(row: dict[Any, Any], column: str, where: str) -> str:
+    if None in row:  # what is beyond the last column
+        raise ValueError(f"{where} has more cells than there are columns: put text with commas in quotes")
+    return row[column] or ""
 
 
 def read_jsonl(lines: list[str], source: str) -> Iterable[str]:

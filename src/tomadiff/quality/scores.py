@@ -37,6 +37,7 @@ class Wanted:
 
 # of a picture, the dense one and the prompt
 Score = Callable[[Tensor, Tensor, str], float]
+KEPT = ("sha256", "dense")  # what a score is of
 PSNR_MOST = 100.0  # equal pictures have an infinite one, which no mean survives
 # of a network that gets what it can't take; one metric less is better than none
 FAILURES = (ValueError, OSError, RuntimeError)
@@ -84,7 +85,7 @@ def score(
 ) -> tuple[list[Row], dict[str, dict[str, float]]]:
     """Rows with their scores, and scores of whole sets, by label. What fails gets unavailable."""
     wanted, unavailable = judges.wanted, judges.unavailable
-    kept = {(row["sha256"], row["dense"]): row for row in read_rows(store.folder / "scores.jsonl")}
+    kept = {(row["sha256"], row["dense"]): row for row in read_rows(store.folder / "scores.jsonl", KEPT)}
     dense = {case_of(row): row for row in asked if (row["way"], row["ratio"]) == REFERENCE}
     rows = []
     for row in asked:
@@ -144,7 +145,7 @@ def fids(
 def inception_features(store: Store, rows: Sequence[Row], inception: Inception) -> dict[str, Tensor]:
     """Of every picture, by its checksum; kept, since they take longer than all the rest."""
     file = store.folder / "inception.jsonl"
-    features = {row["sha256"]: _unpack(row["features"]) for row in read_rows(file)}
+    features = {row["sha256"]: _unpack(row["features"]) for row in read_rows(file, ("sha256", "features"))}
     for row in rows:
         if row["sha256"] not in features:
             found = inception(decode(store.read(row))[None])[0]

@@ -11,15 +11,16 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import write_whole
+from ..files import check_folder, write_whole
 from .job import Drawing, Job, Work
 
 Key = tuple[str, int, str, float]  # prompt, seed, way, ratio
 Row = dict[str, Any]
+FIELDS = {"prompt", "seed", "way", "ratio", "seconds", "painter", "file", "sha256"}
 
 
 class Store:
@@ -88,7 +89,8 @@ class Store:
 
 def check_free(folder: Path, resume: bool) -> list[Row]:
     """The rows that are there to resume."""
-    found = read_rows(folder / "rows.jsonl")
+    check_folder(folder)
+    found = read_rows(folder / "rows.jsonl", FIELDS)
     if found and not resume:
         raise ValueError(f"{folder} has an evaluation in it: add --resume to go on, or take another folder")
     return found
@@ -111,14 +113,16 @@ def append(path: Path, row: Row) -> None:
         os.fsync(file.fileno())
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a file, without what a crash may have left half-written."""
+def read_rows(path: Path, fields: Collection[str] = ()) -> list[Row]:
+    """The rows of a file that have these fields, without what a crash may have left half-written."""
     rows = []
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             continue
+        if isinstance(row, dict) and row.keys() >= set(fields):
+            rows.append(row)
     return rows
 
 
@@ -137,10 +141,10 @@ def folder_for(work: str, model: str) -> Path:
 def _joined(folder: Path, wanted: Row) -> Row:
     """What job.json must say from now on: the ways of before and the new ones, of which none may differ."""
     try:
-        earlier = json.loads((folder / "job.json").read_text())
-    except (OSError, ValueError) as error:
+        earlier = dict(json.loads((folder / "job.json").read_text()))
+        ways = dict(earlier.pop("ways", {}))
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{folder} has pictures, but no readable job.json: take another folder") from error
-    ways = earlier.pop("ways", {})
     differs = _differences(earlier, {key: value for key, value in wanted.items() if key != "ways"})
     if not differs:
         both = {way: settings for way, settings in wanted["ways"].items() if way in ways}

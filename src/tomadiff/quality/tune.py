@@ -19,6 +19,7 @@ from ..attachment import denoiser
 from ..config import Config
 from ..errors import ConfigError
 from ..families import Family, family_of
+from ..files import check_writable
 from ..machine import processor
 from ..named import configuration, label, pairs, written
 from ..sites import find
@@ -84,8 +85,8 @@ def check(args: argparse.Namespace, budget: Budget) -> None:
     args.folder = args.folder or folder_for("tuning", args.model)
     if args.output is None:
         args.output = args.folder / "settings.json"
-    elif not args.output.parent.is_dir():
-        raise ValueError(f"can't write {args.output}: there is no folder {args.output.parent}")
+    else:
+        check_writable(args.output)
     check_counts(args)
     check_free(args.folder, args.resume)
     default_prompts(args)
