@@ -63,6 +63,19 @@ def test_figures_are_medians_of_ratios_within_rounds() -> None:
     assert rows["dense"]["speedup"] == 1.0
 
 
+def test_rounds_in_which_the_ideal_was_disturbed_are_no_measure_of_shares() -> None:
+    """What is slower than dense must not look like the ideal because that was slower, too."""
+    runs = []
+    for number, ideal in enumerate((1.2, 1.25, 0.8, 0.8, 0.8)):
+        runs += [run("dense", 0, number, 1.0), run("ideal", 0.5, number, ideal, 0.6)]
+        runs += [run("tomadiff", 0.5, number, 1.1, 0.0)]
+    rows = {row["method"]: row for row in figures.rows(runs, [], {"ideal": 6})}
+    assert rows["tomadiff"]["of_ideal"] == pytest.approx(-0.1 / (1 - 0.9))
+    assert rows["ideal"]["of_ideal"] == pytest.approx(1.0), (
+        "with the same share of its planning on both sides"
+    )
+
+
 def test_without_dense_or_ideal_there_are_no_figures_against_them() -> None:
     (row,) = figures.rows([run("tomadiff", 0.5, 0, 1.0)], [], {})
     assert "speedup" not in row and "of_ideal" not in row

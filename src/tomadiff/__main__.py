@@ -8,10 +8,8 @@ import logging
 def main() -> int:
     # in every process, it says at length that it does without torchvision
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    try:
-        from .cli import main as run
-    except KeyboardInterrupt:  # it takes seconds
-        return 130
+    from .cli import main as run
+
     return run()
 
 

@@ -62,17 +62,23 @@ def _row(group: list[Run], key: tuple, runs: Sequence[Run], keep_steps: dict[str
     dense = {run.round: run.seconds for run in runs if run.size == size and run.method == DENSE}
     limit = ideal_of(method)
     ideal = {
-        run.round: run.seconds for run in runs if (run.size, run.method, run.ratio) == (size, limit, ratio)
+        run.round: _seconds(run, keep_steps)
+        for run in runs
+        if (run.size, run.method, run.ratio) == (size, limit, ratio)
     }
     if dense:
         ratios = [dense[number] / seconds for number, seconds in times.items()]
         row["speedup"], row["speedup_spread"] = statistics.median(ratios), _middle_half(ratios)
     if dense and ideal:
-        row["of_ideal"] = statistics.median(
-            (dense[number] - seconds) / (dense[number] - ideal[number]) for number, seconds in times.items()
-        )
-        if statistics.median(1 - ideal[number] / dense[number] for number in times) < LEAST:
-            row["of_ideal"] = None  # a share of next to nothing
+        possible = {number: 1 - ideal[number] / dense[number] for number in times}
+        row["of_ideal"] = None  # a share of next to nothing
+        if statistics.median(possible.values()) >= LEAST:
+            # where something else disturbed the ideal, a share of it would have any size and sign
+            row["of_ideal"] = statistics.median(
+                (1 - seconds / dense[number]) / possible[number]
+                for number, seconds in times.items()
+                if possible[number] >= LEAST
+            )
     return row
 
 
