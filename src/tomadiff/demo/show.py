@@ -6,10 +6,8 @@ import argparse
 import statistics
 from pathlib import Path
 
-import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 import tomadiff
 from tomadiff.attachment import denoiser
@@ -17,6 +15,7 @@ from tomadiff.files import check_folder
 from tomadiff.generate import Request, check_output, draw, save
 from tomadiff.maps import Recorder
 from tomadiff.quality.metrics import psnr, ssim
+from tomadiff.quality.pictures import as_tensor
 from tomadiff.settings import load as load_settings
 from tomadiff.settings import warn_of_another
 from tomadiff.viz import beside, contact_sheet, merge_map
@@ -128,10 +127,3 @@ def table(
             quality = "             -      -"
         print(f"  {title:{width}}  {kept[title]:>13}  {took:9.2f}  {speedup:7.2f}x  {quality}")
     return [list(row) for row in zip(*scores)]
-
-
-def as_tensor(pictures: list[Image.Image]) -> Tensor:
-    return (
-        torch.stack([torch.from_numpy(np.array(p.convert("RGB"))) for p in pictures]).permute(0, 3, 1, 2)
-        / 255
-    )

@@ -9,23 +9,21 @@ used, or by `load()`. Where it can't it raises `NotAvailable`: nothing stands in
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-import huggingface_hub
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from .metrics import Statistics
+from .pictures import check, read_picture
+from .pretrained import Preparation, pretrained
 from .weights import NotAvailable, find, read_arrays
 
 N = TypeVar("N", bound="Network")
@@ -69,7 +67,7 @@ class Inception(Network):
     @torch.no_grad()
     def __call__(self, pictures: Tensor) -> Tensor:
         """[B, 2048]"""
-        _check(pictures)
+        check(pictures)
         return self.model(self.resize(pictures.to(self.device, torch.float32)) * 2 - 1).cpu()
 
     def resize(self, pictures: Tensor) -> Tensor:
@@ -120,7 +118,7 @@ class Lpips(Network):
     @torch.no_grad()
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """[B]"""
-        _check(a, b)
+        check(a, b)
         if min(a.shape[-2:]) < self.smallest:
             raise ValueError(f"LPIPS needs {self.smallest} pixels a side: {list(a.shape)} is too small")
         _, heads = self.model
@@ -154,15 +152,15 @@ class Clip(Network):
     @cached_property
     def model(self) -> tuple[Any, Any, Preparation]:
         """The network, its tokenizer, and how it wants pictures."""
-        clip = _pretrained("CLIP", self.name, "CLIPModel").to(self.device)
-        tokenizer = _pretrained("CLIP", self.name, "CLIPTokenizer")
+        clip = pretrained("CLIP", self.name, "CLIPModel").to(self.device)
+        tokenizer = pretrained("CLIP", self.name, "CLIPTokenizer")
         side = clip.config.vision_config.image_size
         return clip, tokenizer, Preparation.of(self.name, side, CLIP_MEAN, CLIP_STD)
 
     @torch.no_grad()
     def __call__(self, pictures: Tensor, prompts: Sequence[str]) -> Tensor:
         """[B]; a prompt longer than CLIP's 77 tokens is cut."""
-        _check(pictures)
+        check(pictures)
         if len(pictures) != len(prompts):
             raise ValueError(f"{len(pictures)} pictures and {len(prompts)} prompts: each needs its own")
         clip, tokenizer, prepare = self.model
@@ -190,7 +188,7 @@ class Dino(Network):
     @cached_property
     def model(self) -> tuple[Any, Preparation]:
         """The network, and how it wants pictures."""
-        dino = _pretrained("DINO", self.name, "AutoModel").to(self.device)
+        dino = pretrained("DINO", self.name, "AutoModel").to(self.device)
         if not hasattr(dino.config, "image_size"):
             raise NotAvailable(f"DINO: {self.name} is a {type(dino).__name__}, not an encoder of pictures")
         return dino, Preparation.of(self.name, dino.config.image_size, IMAGENET_MEAN, IMAGENET_STD)
@@ -198,134 +196,17 @@ class Dino(Network):
     @torch.no_grad()
     def features(self, pictures: Tensor) -> Tensor:
         """[B, C]"""
-        _check(pictures)
+        check(pictures)
         dino, prepare = self.model
         inputs = prepare(pictures.to(self.device, torch.float32))
         return dino(pixel_values=inputs).last_hidden_state[:, 0].double().cpu()
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """[B]"""
-        _check(a, b)
+        check(a, b)
         return 1 - F.cosine_similarity(self.features(a), self.features(b))
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """How a picture becomes a network's input: the shorter side to `size`, the middle `crop`, normalised."""
-
-    size: int
-    crop: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @classmethod
-    def of(cls, name: str, side: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Preparation:
-        """As the model's own preprocessor_config.json says, or as given where it has none."""
-        file = _file(name, "preprocessor_config.json")
-        said = json.loads(file.read_text()) if file else {}
-        size = _side(said.get("size"), side)
-        crop = _side(said.get("crop_size"), size) if said.get("do_center_crop") else size
-        return cls(
-            max(size, crop), crop, tuple(said.get("image_mean") or mean), tuple(said.get("image_std") or std)
-        )
-
-    def __call__(self, pictures: Tensor) -> Tensor:
-        height, width = pictures.shape[-2:]
-        scale = self.size / min(height, width)
-        height, width = round(height * scale), round(width * scale)
-        x = F.interpolate(pictures, (height, width), mode="bicubic", antialias=True).clamp(0, 1)
-        top, left = (height - self.crop) // 2, (width - self.crop) // 2
-        x = x[..., top : top + self.crop, left : left + self.crop]
-        mean, std = (torch.tensor(values, device=x.device).view(3, 1, 1) for values in (self.mean, self.std))
-        return (x - mean) / std
-
-
-def read_picture(path: Path) -> Tensor:
-    """[1, 3, H, W] in [0, 1]"""
-    try:
-        with Image.open(path) as picture:
-            pixels = np.array(picture.convert("RGB"))
-    except (OSError, SyntaxError) as error:  # Pillow reports some broken PNGs as the latter
-        raise ValueError(f"can't read the picture {path}: {error}") from error
-    return torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255
-
-
-def _check(*pictures: Tensor) -> None:
-    for x in pictures:
-        if x.ndim != 4 or x.shape[1] != 3 or x.shape != pictures[0].shape:
-            shapes = ", ".join(str(list(p.shape)) for p in pictures)
-            raise ValueError(f"pictures must be [B, 3, H, W], all of one size, not {shapes}")
-        if not (x.min() > -0.01 and x.max() < 1.01):  # resizing rounds
-            raise ValueError(f"pictures must be in [0, 1], not [{x.min():.3g}, {x.max():.3g}]")
-
-
-def _side(said: int | dict[str, int] | None, otherwise: int) -> int:
-    if isinstance(said, dict):
-        said = said.get("shortest_edge") or said.get("height")
-    return said or otherwise
 
 
 def _pooled(output: Any) -> Tensor:
     """The projected features: transformers 5 wraps them, 4 did not."""
     return output if isinstance(output, Tensor) else output.pooler_output
-
-
-def _pretrained(what: str, name: str, kind: str) -> Any:
-    """A folder or a hub id, loaded by transformers' class `kind`; a copy at hand comes before the hub."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise NotAvailable(f"{what} needs transformers: pip install 'transformers>=5'") from error
-    if _file(name, "config.json") is None:
-        raise NotAvailable(
-            f"{what}: {name!r} is no folder with a model, and the hub, where it may be one, is out of reach "
-            "or has none of that name: go online once, or pass the folder of a model"
-        )
-    loader = getattr(transformers, kind)
-    more = {} if kind.endswith("Tokenizer") else {"output_loading_info": True}
-    for local in _local_first(name):
-        try:
-            loaded = loader.from_pretrained(name, local_files_only=local, **more)
-            break
-        except Exception as error:  # transformers, safetensors and the hub's client all have their own
-            reason = str(error).strip().splitlines()[0]
-    else:
-        raise NotAvailable(f"{what}: can't load {name!r} as a {kind}: {reason}")
-    if not more:
-        return loaded
-    model, info = loaded
-    # transformers fills what is missing with random numbers; the pooler of a ViT is not used here
-    missing = [key for key in info["missing_keys"] if "pooler" not in key]
-    if missing:
-        raise NotAvailable(f"{what}: {name!r} has no weights for {missing[0]} and {len(missing) - 1} more")
-    return model.eval()
-
-
-def _file(name: str, file: str) -> Path | None:
-    """A file of a model, from its folder, the cache of the hub, or the hub; None if it can't be had."""
-    if Path(name).is_dir():
-        path = Path(name) / file
-        return path if path.is_file() else None
-    for local in _local_first(name):
-        try:
-            return Path(huggingface_hub.hf_hub_download(name, file, local_files_only=local))
-        except Exception:  # out of reach, no such model, no such file: each has its own
-            continue
-    return None
-
-
-def _local_first(name: str) -> Iterator[bool]:
-    """Values for `local_files_only`: a copy at hand is used without asking the hub."""
-    yield True
-    if not Path(name).is_dir() and _hub_answers():
-        yield False
-
-
-@cache
-def _hub_answers() -> bool:
-    """Asked once, with a short wait: the hub's own client tries again and again for half a minute."""
-    try:
-        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=5)
-        return True
-    except Exception:  # of the HTTP library
-        return False

@@ -15,6 +15,7 @@ from ..generate import Request, draw
 from ..load import load
 from ..machine import versions
 from ..named import DENSE, label, switched_on
+from .pictures import as_tensor
 
 Way = tuple[str, float]  # a name (see `named`) and a ratio
 REFERENCE: Way = (DENSE, 0.0)
@@ -105,5 +106,4 @@ def encode(picture: Image.Image) -> bytes:
 def decode(png: bytes) -> torch.Tensor:
     """[3, H, W] in [0, 1]."""
     with Image.open(io.BytesIO(png)) as picture:
-        pixels = torch.frombuffer(bytearray(picture.convert("RGB").tobytes()), dtype=torch.uint8)
-        return pixels.reshape(picture.height, picture.width, 3).permute(2, 0, 1) / 255
+        return as_tensor([picture])[0]

@@ -14,12 +14,12 @@ from diffusers import DiffusionPipeline
 import tomadiff
 
 from ..config import Config
-from ..demo.show import as_tensor
 from ..errors import ConfigError
 from ..generate import Request, draw
 from ..machine import wait_for
 from ..maps import MergeMap, Recorder
 from ..quality.metrics import psnr, ssim
+from ..quality.pictures import as_tensor
 from .results import Drawn, Merged
 
 Tell = Callable[[float, str], None]  # the share that is done, and what is under way
