@@ -46,6 +46,11 @@ def test_a_file_has_only_what_was_asked_for(tmp_path: Path) -> None:
     assert content["config"] == {"ratio": 0.25, "dense_every": 4}
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "some.json").write_text(settings.dumps(tomadiff.Config(ratio=0.25)), encoding="utf-8-sig")
+    assert settings.load(tmp_path / "some.json").config.ratio == 0.25
+
+
 def test_apply_and_merged_take_a_file_by_name_or_path(tmp_path: Path) -> None:
     path = tmp_path / "some.json"
     settings.save(path, tomadiff.Config(ratio={1: 0.5}, where="block"))

@@ -61,6 +61,12 @@ def test_only_what_drew_every_picture_is_chosen() -> None:
     assert tune.chosen([line("a", 1.2, 40), line("b", 1.5, 35, pictures=2)], BUDGET, 8)["way"] == "a"
 
 
+def test_what_was_faster_on_fewer_pictures_is_told() -> None:
+    lines = [line("a", 1.2, 40), line("b", 1.5, 35, pictures=2), line("c", 1.6, 29, pictures=2)]
+    _, untried, faster = tune.reasons(lines, BUDGET, tune.chosen(lines, BUDGET, 8))
+    assert "but on 2 pictures only, is b at 0.5 (1.50x" in untried and "c at 0.5" in faster
+
+
 def test_where_nothing_is_good_enough_it_says_what_came_closest() -> None:
     assert tune.chosen(LINES, {"psnr": 48.0}, 8) is None, "what saves 1% is not faster"
     (told,) = tune.reasons(LINES, {"psnr": 48.0}, None)

@@ -77,7 +77,7 @@ def warn_of_another(path: str | PathLike[str], found: Settings, model: nn.Module
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8-sig"))  # editors may put a mark in front
     except OSError as error:
         raise ConfigError(
             f"{fspath(path)!r} can't be read as a settings file ({error.strerror}); presets are named with "

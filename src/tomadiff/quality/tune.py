@@ -237,7 +237,11 @@ def reasons(lines: Sequence[Row], budget: Budget, best: Row | None) -> list[str]
         f"Chosen is {_told(best)}: of {len(lines)} settings, the fastest that keeps {asked} on "
         f"{best['pictures']} pictures."
     ]
-    faster = [line for line in lines if line not in close and (line["speedup"] or 0) > best["speedup"]]
+    faster = [line for line in lines if (line["speedup"] or 0) > best["speedup"]]
+    if untried := [line for line in faster if line in close]:
+        near = max(untried, key=lambda line: line["speedup"])
+        said.append(f"Faster, and as close, but on {near['pictures']} pictures only, is {_told(near)}.")
+    faster = [line for line in faster if line not in close]
     if faster:
         near = max(faster, key=lambda line: line[next(iter(budget))])
         said.append(f"Faster, but not as close, is {_told(near)}.")
