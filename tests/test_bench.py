@@ -178,6 +178,11 @@ def test_methods_are_measured_at_the_ratios_they_can_do() -> None:
     assert len(left_out) == 1 and "todo at 0.5" in left_out[0]
 
 
+def test_a_way_that_is_asked_for_twice_is_measured_once() -> None:
+    found, _ = pairs(["tomadiff", "tomadiff:ratio=0.5", "tomadiff:ratio=0.25"], [0.5, 0.5], unet.FAMILY)
+    assert found == [("tomadiff", 0.25), ("tomadiff", 0.5)]
+
+
 def test_a_way_may_have_ratios_of_its_own() -> None:
     ways = [
         "tomadiff:ratio=0.25,where=block",

@@ -14,6 +14,7 @@ from test_families import distance, grid_of
 from test_sites import HomeMade
 from tiny import build, tiny
 from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModel
 
 import tomadiff
 from tomadiff.cli import main
@@ -122,3 +123,10 @@ def test_the_command_says_what_it_can_not_make_up(capsys: pytest.CaptureFixture)
     assert "it needs input_ids, micro_conds, pooled_text_emb" in capsys.readouterr().err
     assert main(["inspect", "no/such-model"]) == 2
     assert "none of emoji-unet, emoji-flux, the model classes of diffusers (" in capsys.readouterr().err
+
+
+def test_a_folder_with_a_model_of_others_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    config = CLIPTextConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1)
+    CLIPTextModel(config).save_pretrained(tmp_path)
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "holds CLIPTextModel, which is no model of diffusers" in capsys.readouterr().err

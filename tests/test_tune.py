@@ -148,6 +148,17 @@ def test_a_budget_that_nothing_meets_writes_no_file(
     assert json.loads((FOLDER / "job.json").read_text())["model"] == "emoji-unet"
 
 
+def test_pictures_that_can_not_be_judged_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those that are smaller than the window of SSIM."""
+    few = [tomadiff.Config(ratio=0.5, remember=False)]
+    monkeypatch.setattr(tune, "candidates", lambda model, family: few)
+    command = [*SMALL, "--size", "8", "8", "--psnr", "5", "--folder", str(tmp_path)]
+    assert main(command) == 2
+    assert "can't be judged by SSIM" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

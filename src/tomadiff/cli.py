@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoModel
+from diffusers import AutoModel, ModelMixin
 
 import tomadiff
 from tomadiff import made_up, table
@@ -270,6 +270,8 @@ def inspect(args: argparse.Namespace) -> None:
         raise ValueError(f"--size is for pipelines, and {args.model!r} is a model alone: leave it out")
     if (Path(args.model) / "config.json").exists():  # a model alone
         model = AutoModel.from_pretrained(args.model, dtype=dtype).to(args.device)
+        if not isinstance(model, ModelMixin):
+            raise ValueError(f"{args.model} holds {type(model).__name__}, which is no model of diffusers")
         print(inspect_call(model, **made_up.arguments(model)))
         return
     if not is_class:

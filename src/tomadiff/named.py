@@ -113,7 +113,8 @@ def pairs(
         if not possible:
             raise reason
         found += possible
-    return sorted(found, key=lambda pair: pair[1]), left_out
+    # a way may be asked for twice, by --ratio and with a ratio of its own
+    return sorted(dict.fromkeys(found), key=lambda pair: pair[1]), left_out
 
 
 def check(part: str, ratio: float, family: Family) -> None:

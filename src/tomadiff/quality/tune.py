@@ -168,6 +168,8 @@ class Tuner:
             row for row in self.store.asked(self.prompts, self.seeds) if (row["way"], row["ratio"]) in wanted
         ]
         rows, _ = scores.score(self.store, asked, self.judges)
+        for metric, why in self.judges.unavailable.items():
+            raise ValueError(f"pictures can't be judged by {summary.METRICS[metric][0]}: {why}")
         return summary.summarise(rows, [way for way in self.store.job.ways if way in wanted], {})
 
     def config(self, line: Row) -> Config:
