@@ -57,6 +57,7 @@ from tomadiff.errors import ConfigError, NotPatchedError, UnsupportedModelError
         ({"dense_blocks": -1}, "at least 0"),
         ({"dense_blocks": 50}, "dense_blocks=50"),
         ({"dense_last_blocks": -1}, "at least 0"),
+        ({"dense_last_blocks": None}, "at least 0"),
         ({"dense_blocks": 1, "dense_last_blocks": 50}, "dense_blocks=1 and dense_last_blocks=50"),
         ({"ratio": []}, "pairs"),
         ({"ratio": [0.5]}, "pairs"),
@@ -252,3 +253,17 @@ def test_tokens_that_are_no_grid_are_refused_unless_stripes_do() -> None:
 def grid_ids(height: int, width: int, image: int) -> torch.Tensor:
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     return torch.stack([torch.full_like(rows, image), rows, columns], dim=-1).reshape(-1, 3).float()
+
+
+@pytest.mark.parametrize("name", ["sdxl", "flux"])
+def test_a_part_of_a_model_that_is_called_alone_is_refused(name: str) -> None:
+    """Without the hooks on the model nobody knows which picture it is, and plans would be another's."""
+    pipe = tomadiff.apply(make(name), ratio=0.5)
+    model = denoiser(pipe)
+    merged = draw(pipe)
+    with torch.no_grad(), pytest.raises(ConfigError, match="from outside a call of its model"):
+        model.forward(**bare_call(model))
+    assert torch.equal(draw(pipe), merged)
+    tomadiff.remove(pipe)
+    with torch.no_grad():
+        assert torch.equal(model.forward(**bare_call(model))[0], model(**bare_call(model))[0])

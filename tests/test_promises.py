@@ -434,6 +434,7 @@ def copies_error(pipe: DiffusionPipeline, block: nn.Module, name: str) -> float:
         }
     else:
         call |= {"encoder_hidden_states": torch.randn(1, 3, 32, generator=generator)}
+    patch.state.begin_call()  # as the model would
     with torch.no_grad():
         dense, merged = hook.fn_ref.original_forward(**call), block(**call)
     if name == "flux":
@@ -542,6 +543,33 @@ def test_a_cache_that_skips_blocks_finds_tokens_in_their_order() -> None:
             results += [model(**call)[0], model(**call | {"timestep": torch.tensor([0.4])})[0]]
     assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
     assert distance(results[0], results[1]) > 0
+
+
+@pytest.mark.parametrize("where", ["span", "block"])
+def test_torchs_hooks_between_blocks_find_tokens_in_their_order(where: str) -> None:
+    """Which they may look at, or change, as if there were no merging."""
+    model, seen = denoiser(make("flux")), []
+    first, second = model.single_transformer_blocks
+    watch = {
+        "pre": lambda: second.register_forward_pre_hook(
+            lambda block, args, kwargs: seen.append(kwargs["hidden_states"]), with_kwargs=True
+        ),
+        "post": lambda: first.register_forward_hook(lambda block, args, output: seen.append(output[1])),
+    }
+    with torch.no_grad():
+        for register in watch.values():
+            for on in (
+                tomadiff.remove,
+                lambda m: tomadiff.apply(m, ratio=1 / 16, region_size=4, where=where),
+            ):
+                on(model)
+                model(**bare_call(model))  # without it before
+                handle = register()
+                model(**bare_call(model))
+                handle.remove()
+    for dense, merged in zip(seen[::2], seen[1::2]):
+        assert merged.shape == dense.shape
+        assert distance(merged, dense) < 0.3
 
 
 def test_caches_that_would_keep_merged_tokens_are_refused() -> None:

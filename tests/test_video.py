@@ -238,14 +238,18 @@ def test_what_a_video_is_conditioned_on_stays_whole() -> None:
 # -- models that take turns --------------------------------------------------------------------------------
 
 
-def test_both_models_of_a_pipeline_are_merged_and_set_free(model: nn.Module) -> None:
-    """Wan 2.2 has one for the first steps, and one for the last."""
+def taking_turns(first: nn.Module | None, second: nn.Module, boundary: float = 0.6) -> WanPipeline:
     parts = dict.fromkeys(("tokenizer", "text_encoder", "vae"))
     scheduler = FlowMatchEulerDiscreteScheduler()
-    second = build(wan)
-    pipe = WanPipeline(
-        transformer=model, transformer_2=second, scheduler=scheduler, boundary_ratio=0.6, **parts
+    return WanPipeline(
+        transformer=first, transformer_2=second, scheduler=scheduler, boundary_ratio=boundary, **parts
     )
+
+
+def test_both_models_of_a_pipeline_are_merged_and_set_free(model: nn.Module) -> None:
+    """Wan 2.2 has one for the first steps, and one for the last."""
+    second = build(wan)
+    pipe = taking_turns(model, second)
     dense = draw(pipe, wan)
     with tomadiff.merged(pipe, ratio=0.5):
         merged = draw(pipe, wan)
@@ -262,3 +266,16 @@ def test_both_models_of_a_pipeline_are_merged_and_set_free(model: nn.Module) -> 
     assert distance(half, dense) > CHANGED and distance(half, merged) > CHANGED
     tomadiff.remove(pipe)
     assert torch.equal(draw(pipe, wan), dense)
+
+
+def test_the_second_models_last_steps_are_the_last_ones(model: nn.Module) -> None:
+    pipe = tomadiff.apply(taking_turns(model, build(wan)), ratio=0.5, dense_last_steps=1)
+    draw(pipe, wan)
+    assert [site.dense_calls for site in tomadiff.report(pipe).sites] == [0, 0, 2, 2]
+
+
+def test_the_second_model_may_be_alone(model: nn.Module) -> None:
+    pipe = tomadiff.apply(taking_turns(None, model, boundary=2.0), ratio=0.5)
+    draw(pipe, wan)
+    report = tomadiff.report(pipe)
+    assert report.model_calls == 4 and {(site.tokens, site.kept) for site in report.sites} == {(128, 64)}

@@ -27,7 +27,8 @@ def denoiser(target: Any) -> tuple[nn.Module, Any]:
             f"{type(target).__name__} draws with two pipelines, each with a model and steps of its own: "
             "give tomadiff its prior_pipe and its decoder_pipe, one by one"
         )
-    for name in ("unet", "transformer", "prior", "decoder"):
+    # Wan 2.2 may come without its model for the first steps
+    for name in ("unet", "transformer", "prior", "decoder", "transformer_2"):
         model = getattr(target, name, None)
         if isinstance(model, nn.Module):
             return _uncompiled(model), target
@@ -46,10 +47,10 @@ def second(target: Any) -> str | None:
 
 
 def denoisers(target: Any) -> list[tuple[nn.Module, Any]]:
-    """All models to patch."""
-    name = second(target)
-    others = [] if name is None else [(_uncompiled(getattr(target, name)), target)]
-    return [denoiser(target), *others]
+    """All models to patch, each once."""
+    first, name = denoiser(target), second(target)
+    other = first[0] if name is None else _uncompiled(getattr(target, name))
+    return [first] if other is first[0] else [first, (other, target)]
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-MOST_CALLS = 8  # in one step; more at the same time are single-step generations
+# in one step; more at the same time are single-step generations. A pipeline draws wide pictures in many views
+MOST_CALLS, MOST_VIEWS = 8, 256
 
 
 class Clock:
@@ -21,7 +22,7 @@ class Clock:
 
     def __init__(self, pipeline: Any = None, ascending: bool = False) -> None:
         self.pipeline = None if pipeline is None else weakref.ref(pipeline)
-        self._scheduler: Any = None  # the pipeline's, which other pipelines may share
+        self._scheduler = getattr(pipeline, "scheduler", None)  # which other pipelines may share
         self._ascending = ascending  # the model's timesteps grow from noise to image
         self.generation = 0
         self.step = 0
@@ -42,13 +43,16 @@ class Clock:
         else:
             now = _read(timestep, scheduler, 1 if self._ascending else -1)
         # under autograd there is no denoising loop: every call is about other images
-        anew = before is None or table is not self._table or torch.is_grad_enabled()
+        anew = before is None or torch.is_grad_enabled()
+        # (a time in a table of its own tells by itself: panoramas swap the scheduler's state in every call)
+        anew |= table is not self._table and not now.in_table
         # and without any time, nobody knows which calls are about the same
         anew |= timestep is None and table is None
         self._table, self._last, self._time = table, timestep, now
         anew = anew or now.source != before.source or now.value < before.value
         if not anew and now == before:
-            anew = self.call + 1 == MOST_CALLS or not _same_image(sample, self._sample)
+            most = MOST_CALLS if table is None or not now.in_table else MOST_VIEWS
+            anew = self.call + 1 == most or not _same_image(sample, self._sample)
         self._sample = sample if table is None and now.source == "value" else None
         if anew:
             self.generation, self.step, self.call = self.generation + 1, 0, 0
@@ -62,10 +66,25 @@ class Clock:
         self._time = self._table = self._last = self._sample = None
 
     def steps(self) -> int | None:
-        """How many steps this generation has, if there is a scheduler to tell; some skip the first ones."""
-        if self._scheduler is None:
+        """How many steps this generation has from here on, if there is a scheduler to tell."""
+        if getattr(self._scheduler, "timesteps", None) is None:
             return None
-        return len(self._scheduler.timesteps) - (getattr(self._scheduler, "begin_index", None) or 0)
+        steps = len(self._scheduler.timesteps) - self._skipped()
+        # A base model may leave the last ones to a refiner, and some tables end with a time of no step.
+        # What a pipeline counted tells nothing else: it may be of a generation before, and another's now.
+        counted = getattr(self._pipeline(), "num_timesteps", steps)
+        ends = getattr(self._pipeline(), "denoising_end", None) is not None
+        return min(steps, counted) if ends or counted == steps - 1 else steps
+
+    def _skipped(self) -> int:
+        """Steps before: image to image leaves some out, and another model may have done them."""
+        scheduler, table = self._scheduler, self._scheduler.timesteps
+        if self._time and self._time.source == table.untyped_storage().data_ptr():
+            return (self._time.value - table.storage_offset()) // table.stride(0)
+        index = getattr(scheduler, "step_index", None)
+        if index is None or index >= len(table):  # before the first step, or behind the last
+            index = getattr(scheduler, "begin_index", None)
+        return index or 0
 
     def _pipeline(self) -> Any:
         return self.pipeline and self.pipeline()
@@ -76,6 +95,11 @@ class Time(NamedTuple):
 
     source: Any
     value: float
+
+    @property
+    def in_table(self) -> bool:
+        """Whether it is the place of an entry in a table, which the source is."""
+        return isinstance(self.source, int)
 
 
 def _read(timestep: Tensor | float, scheduler: Any, forward: int) -> Time:

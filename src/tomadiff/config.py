@@ -142,7 +142,7 @@ class Config:
             ("dense_every", 0),
         ):
             value = getattr(self, name)
-            if (name in own or value is not None) and (not _is_int(value) or value < least):
+            if not (value is None and name == "dense_every") and (not _is_int(value) or value < least):
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
         self._check_ratio()
         for name in ("weigh_keys", "shift", "auto"):

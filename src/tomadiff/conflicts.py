@@ -35,8 +35,15 @@ def cached(model: nn.Module) -> bool:
 def act_between_blocks(model: nn.Module, hooks: list[SiteHook]) -> bool:
     """Whether caches or other hooks do, or leave blocks out: they must find all tokens in their order."""
     return getattr(model, BY_CACHE_DIT, False) or any(
-        len(hook.place.module._diffusers_hook.hooks) > 1 for hook in hooks
+        len(hook.place.module._diffusers_hook.hooks) > 1 or _looks_inside(hook) for hook in hooks
     )
+
+
+def _looks_inside(hook: SiteHook) -> bool:
+    """Whether one of torch's hooks is between a site and its neighbours in a run."""
+    module, sites = hook.place.module, hook.run.sites
+    before, behind = bool(module._forward_pre_hooks), bool(module._forward_hooks)
+    return (before and hook is not sites[0]) or (behind and hook is not sites[-1])
 
 
 def check_model(model: nn.Module, hooks: list[SiteHook]) -> None:

@@ -182,6 +182,11 @@ class SiteHook(ModelHook):
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Merge, run, unmerge. Compilers follow this, so it leaves all that varies to others."""
+        if not self.state.called:
+            raise ConfigError(
+                f"{self.place.name} was called from outside a call of its model, which merging has to see: "
+                "call the model itself, not its forward and not its blocks, or tomadiff.remove first"
+            )
         call: Call = dict(zip(self.parameters, args)) | kwargs
         self.ran = True
         run = self.run

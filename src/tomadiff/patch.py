@@ -66,7 +66,7 @@ class Patch:
         """See that all tokens came back."""
         if not self.door.inside():
             return
-        self.state.block_input = None
+        self.state.end_call()
         if self.trial is None:
             self.door.leave()
         if output is None:  # an exception ended the call on the way: nobody goes on from here

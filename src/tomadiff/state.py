@@ -29,6 +29,7 @@ class State:
         self.plans = Plans(Schedule(config.refresh_destinations, config.refresh_weights))
         self.lengths: dict[tuple[Any, ...], tuple[int, int]] = {}  # of sequences, foretold
         # of this call
+        self.called = False  # one is under way
         self.dense = False  # everywhere
         self.cut = False  # every block is a run of its own
         self.block_input: Tensor | None = None  # of the block under way, where modules in it need that
@@ -44,6 +45,11 @@ class State:
         self.lengths.clear()
 
     def begin_call(self) -> None:
+        self.end_call()
+        self.called = True
+
+    def end_call(self) -> None:
+        self.called = False
         self.followed.clear()
         self.block_input = None
 
@@ -52,4 +58,4 @@ class State:
         self.clock.forget()
         self.layout.forget()
         self.plans.clear()
-        self.begin_call()
+        self.end_call()

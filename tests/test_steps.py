@@ -1,0 +1,88 @@
+"""Steps are counted as pipelines take them: some leave out the first, or the last, or make many calls."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from typing import Any
+
+import pytest
+import torch
+from diffusers import (
+    DDIMScheduler,
+    EulerDiscreteScheduler,
+    SchedulerMixin,
+    StableDiffusionImg2ImgPipeline,
+    StableDiffusionPanoramaPipeline,
+    StableDiffusionPipeline,
+)
+from pipelines import draw, make, text
+from test_families import draw as draw_case
+from tiny import build, tiny
+
+import tomadiff
+
+PROMPT = {"prompt_embeds": text(0)[0], "negative_prompt_embeds": text(1)[0], "output_type": "latent"}
+
+
+def remade(pipe: Any, kind: type) -> Any:
+    """Another pipeline of the same parts."""
+    other = kind(**pipe.components, requires_safety_checker=False)
+    other.set_progress_bar_config(disable=True)
+    return other
+
+
+def calls(pipe: Any) -> tuple[int, int]:
+    """Of each site, and of these, dense ones."""
+    (counts,) = {(site.calls, site.dense_calls) for site in tomadiff.report(pipe).sites}
+    return counts
+
+
+@pytest.mark.parametrize(
+    "scheduler", [EulerDiscreteScheduler(), DDIMScheduler()], ids=lambda s: type(s).__name__
+)
+def test_the_last_steps_stay_dense_where_the_first_are_left_out(scheduler: SchedulerMixin) -> None:
+    """Not every scheduler says so itself."""
+    pipe = remade(make("sd1"), StableDiffusionImg2ImgPipeline)
+    pipe.scheduler = scheduler
+    tomadiff.apply(pipe, ratio=0.5, dense_last_steps=2)
+    pipe(image=torch.zeros(1, 4, 16, 16), strength=0.5, num_inference_steps=10, **PROMPT)
+    assert calls(pipe) == (5, 2)
+
+
+def test_the_last_steps_stay_dense_where_a_refiner_does_the_rest() -> None:
+    pipe = tomadiff.apply(make("sdxl"), ratio=0.5, dense_last_steps=2)
+    draw(pipe, steps=10, denoising_end=0.5)
+    assert calls(pipe) == (5, 2)
+    draw(pipe, steps=5)
+    assert calls(pipe) == (10, 4)
+
+
+def test_the_last_steps_stay_dense_where_a_table_has_one_time_too_many() -> None:
+    case = tiny("stable_cascade")
+    pipe = tomadiff.apply(case.pipeline(build(case)), ratio=0.5, dense_last_steps=1)
+    draw_case(pipe, case)
+    assert calls(pipe) == (2, 1)
+
+
+def test_a_pipeline_of_the_same_parts_counts_steps_when_the_first_is_gone() -> None:
+    pipe = tomadiff.apply(make("sd1"), ratio=0.5, dense_last_steps=2)
+    pipe = remade(pipe, StableDiffusionPipeline)
+    gc.collect()
+    draw(pipe, steps=4)
+    assert calls(pipe) == (4, 2)
+
+
+def test_all_views_of_a_wide_picture_belong_to_one_step_each_with_plans_of_its_own() -> None:
+    """The pipeline gives each view a scheduler's state of its own, which it swaps in."""
+    pipe = remade(make("sd1"), StableDiffusionPanoramaPipeline)
+    pipe.scheduler = DDIMScheduler()
+    views = functools.partial(pipe.get_views, window_size=8, stride=1)
+    pipe.get_views = views
+    tomadiff.apply(pipe, ratio=0.5, remember=True, dense_steps=1)
+    pipe(height=64, width=128, num_inference_steps=3, **PROMPT)
+    report = tomadiff.report(pipe)
+    assert report.generations == 1
+    count = len(views(64, 128))
+    assert calls(pipe) == (3 * count, count)
+    assert report.refreshes["destinations"] == count * len(report.sites)
