@@ -312,6 +312,7 @@ def test_a_saving_that_is_next_to_nothing_has_no_shares() -> None:
         ("tomadiff+tome", "merges twice"),
         ("tomadiff:where", "can't read"),
         ("tomesd:max=3", "unknown setting 'max'"),
+        ("tomesd:sx=two", "sx is no word, but something like 2"),
         ("first-block", "no caches for"),
     ],
 )

@@ -552,6 +552,13 @@ def test_fid_against_real_pictures_from_a_folder_or_their_statistics(tmp_path: P
     assert found[0] == pytest.approx(found[1])
 
 
+def test_fid_of_one_picture_is_told_to_be_none(
+    tmp_path: Path, real: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(tmp_path, "--limit", "1", "--metrics", "fid") == 0
+    assert "FID is not available: there is one picture of each sort" in capsys.readouterr().out
+
+
 def test_statistics_of_another_network_are_refused_before_anything_is_drawn(
     tmp_path: Path, real: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

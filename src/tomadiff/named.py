@@ -207,9 +207,11 @@ def _value(node: ast.expr) -> Any:
 
 def _check_settings(part: str, settings: dict[str, Any], function: Callable[..., Any]) -> None:
     known = inspect.signature(function).parameters
-    for name in settings:
+    for name, value in settings.items():
         if name not in known:
             raise ConfigError(f"{part!r}: unknown setting {name!r}; there are {', '.join(known)}")
+        if isinstance(known[name].default, (int, float)) and not isinstance(value, (int, float)):
+            raise ConfigError(f"{part!r}: {name} is no word, but something like {known[name].default}")
 
 
 def warn_of_files(ways: Sequence[str], model: nn.Module) -> None:

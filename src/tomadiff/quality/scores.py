@@ -110,7 +110,9 @@ def score(
     # a mean of some pictures is not the metric
     rows = [{name: value for name, value in row.items() if name not in unavailable} for row in rows]
     sets: dict[str, dict[str, float]] = {}
-    if judges.inception is not None:
+    if judges.inception is not None and len({case_of(row) for row in rows}) == 1:
+        unavailable["fid"] = "there is one picture of each sort, and a spread is of two or more"
+    elif judges.inception is not None:
         try:
             sets = fids(store, rows, judges.inception, judges.real)
         except FAILURES as error:
