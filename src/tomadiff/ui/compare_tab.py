@@ -31,7 +31,7 @@ class CompareTab:
     def connect(self, map_tab: MapTab) -> None:
         """A new picture has its maps, too."""
         self.map_tab = map_tab
-        shown = [self.slider, self.dense, self.merged, self.heat, self.figures, *map_tab.of_a_result]
+        shown = [self.slider, self.dense, self.merged, self.heat, self.figures, *map_tab.filled]
         starts = [self.form.generate.click, self.form.prompt.submit]
         self.form.draws("generate", starts, self.make, self.form.fields, shown)
 
@@ -52,5 +52,5 @@ class CompareTab:
             self.merged: merged,
             self.heat: gr.update(value=show.enlarged(heat), label=f"Difference, brightest: {most} of 255"),
             self.figures: show.figures(result),
-            **self.map_tab.show(name, result),
+            **self.map_tab.fill(name, result),
         }

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-CSS, SCRIPT = (Path(__file__).with_name(f"page.{ending}") for ending in ("css", "js"))
+CSS, SCRIPT = Path(__file__).with_name("page.css"), Path(__file__).with_name("page.js")
 SYSTEM_FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]
 MONO_FONTS = ["ui-monospace", "SF Mono", "Menlo", "DejaVu Sans Mono", "monospace"]
 

@@ -41,18 +41,15 @@ class MapTab:
                     "one; thick lines are the borders of regions.",
                     elem_id="about-map",
                 )
-        self.of_a_result = [self.result, self.step, self.row, self.column, self.map, self.about]
-        shown, chosen, place = (
-            [self.map, self.about],
-            [self.result, self.step, self.colours],
-            [self.row, self.column],
-        )
+        chosen, place = [self.result, self.step, self.colours], [self.row, self.column]
+        shown = [self.map, self.about]
+        self.filled = [self.result, self.step, *place, *shown]
         changes = [self.step.change, self.colours.input, self.row.input, self.column.input]
         gr.on(changes, self.draw, [*chosen, *place], shown, **LATEST)
         self.map.select(self.pick, chosen, [*place, *shown], **LIGHT)
 
-    def show(self, name: str, result: Comparison) -> dict:
-        """The first map of a new result."""
+    def fill(self, name: str, result: Comparison) -> dict:
+        """What `filled` holds for a new result: its first map."""
         first = min(result.maps, default=0) + 1
         drawn, about = map_of(result, first, True, None)
         return {
