@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pipelines import draw, make
+from tiny import build, tiny
 
 import tomadiff
 from tomadiff import settings
@@ -62,6 +63,17 @@ def test_apply_and_merged_take_a_file_by_name_or_path(tmp_path: Path) -> None:
     tomadiff.remove(pipe)
     with tomadiff.merged(pipe, path):
         assert torch.equal(draw(pipe), expected)
+
+
+def test_a_file_means_what_keywords_would(tmp_path: Path) -> None:
+    """Also in a model that has no whole blocks to merge: what a file leaves out is as that model allows."""
+    model, path = build(tiny("sana")), tmp_path / "some.json"
+    path.write_text('{"tomadiff settings": 1, "config": {"ratio": 0.25}}')
+    expected = tomadiff.report(tomadiff.apply(model, ratio=0.25)).settings
+    assert tomadiff.report(tomadiff.apply(model, path)).settings == expected
+    path.write_text('{"tomadiff settings": 1, "config": {"where": "span"}}')
+    with pytest.raises(ConfigError, match="sana offers kv, module"):
+        tomadiff.apply(model, path)
 
 
 def test_a_file_and_keywords_together_are_refused(tmp_path: Path) -> None:

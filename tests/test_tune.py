@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pipelines import denoiser, make
+from tiny import build, tiny
 
 import tomadiff
 from tomadiff import settings
@@ -94,6 +95,8 @@ def test_settings_that_a_model_can_not_honour_are_no_candidates() -> None:
     assert not any(config.weigh_keys for config in sd3) and any(config.weigh_keys for config in flux)
     assert all(isinstance(config.ratio, float) for config in sd3), "one level only"
     assert len(flux) > 10
+    model = build(tiny("sana"))
+    assert {config.where for config in tune.candidates(model, family_of(model))} == {"module", "kv"}
 
 
 def test_the_command_writes_settings_that_draw_what_was_measured(

@@ -49,7 +49,8 @@ def apply(
         config, settings = None, {"auto": True, **settings}
     elif isinstance(config, (str, PathLike)):
         path, file = config, load_settings(config)
-        config = file.config
+        # as if by keyword, so that what it leaves out is as the model allows; beside others, it is refused
+        config, settings = (file.config, settings) if settings or preset else (None, file.given)
     patches = []
     for model, pipeline in attachment.denoisers(target):
         family = family_of(model) if sites is None else undeclared.family(model, sites)

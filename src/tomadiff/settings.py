@@ -27,6 +27,7 @@ class Settings:
 
     config: Config
     notes: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)  # of the configuration, what the file says
 
 
 def save(path: str | PathLike[str], config: Config, notes: Mapping[str, Any] | None = None) -> None:
@@ -56,8 +57,9 @@ def load(path: str | PathLike[str]) -> Settings:
     config, notes = content.get("config"), content.get("notes", {})
     if not isinstance(config, dict) or not isinstance(notes, dict):
         raise ConfigError(f'{fspath(path)}: "config" must be an object with settings, and "notes" one, too')
+    given = {name: _revive(value) for name, value in config.items()}
     try:
-        return Settings(make(None, None, {name: _revive(value) for name, value in config.items()}), notes)
+        return Settings(make(None, None, given), notes, given)
     except ConfigError as error:
         raise ConfigError(f"{fspath(path)}: {error}") from error
 

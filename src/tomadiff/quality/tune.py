@@ -16,7 +16,7 @@ from torch import nn
 
 from .. import settings
 from ..attachment import denoiser
-from ..config import Config
+from ..config import Config, make
 from ..errors import ConfigError
 from ..families import Family, family_of
 from ..files import check_writable
@@ -107,7 +107,7 @@ def candidates(model: nn.Module, family: Family) -> list[Config]:
     found = []
     for fields in wanted:
         try:
-            config = Config(**fields)
+            config = make(None, None, fields, offers=family.offers)
             find(model, family, config)
         except ConfigError:
             continue
