@@ -60,6 +60,11 @@ def test_calls_at_the_same_time_belong_to_one_step() -> None:
     assert ticks(Clock(), times) == [(1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1), (2, 0, 0)]
 
 
+def test_samples_at_times_of_their_own_share_no_step() -> None:
+    times = [torch.tensor(pair) for pair in ([900.0, 500.0], [880.0, 480.0], [860.0, 860.0], [840.0, 840.0])]
+    assert ticks(Clock(), times) == [(1, 0, 0), (2, 0, 0), (3, 0, 0), (3, 1, 0)]
+
+
 def test_another_image_at_the_same_time_is_another_generation() -> None:
     """Of a bare model. Guidance asks about one image twice, now and then in batches of other sizes."""
     noise, other = torch.randn(2, 3, 4).unbind()

@@ -114,8 +114,12 @@ def _read(timestep: Tensor | float, scheduler: Any, forward: int) -> Time:
         return Time("index", scheduler.step_index or 0)
     # waits for the device in one case only: a bare model there, and a timestep made anew for each call
     # (frames, or tokens, may have timesteps of their own, not all of which go forward at every step)
-    value = timestep.float().mean() if timestep.ndim > 1 else timestep.flatten()[0]
-    return Time("value", forward * float(value))
+    if timestep.ndim > 1:
+        return Time("value", forward * float(timestep.float().mean()))
+    first, *others = timestep.flatten().tolist()
+    # samples at times of their own come and go by themselves: nobody knows whose the next call's are
+    source = "value" if all(other == first for other in others) else object()
+    return Time(source, forward * first)
 
 
 def _same_image(sample: Any, last: Any) -> bool:
