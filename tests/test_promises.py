@@ -99,6 +99,17 @@ def test_merged_restores_what_was_applied_before() -> None:
     assert tomadiff.report(pipe).settings["ratio"] == 0.25
 
 
+def test_merged_ends_on_its_models_also_where_the_pipeline_got_others() -> None:
+    pipe = tomadiff.apply(make("sd1"), ratio=0.25)
+    unet, quarter = pipe.unet, draw(pipe)
+    with tomadiff.merged(pipe, ratio=0.5):
+        pipe.unet = make("sd1").unet
+        dense = draw(pipe)
+    pipe.unet = unet
+    assert torch.equal(draw(pipe), quarter)
+    assert torch.equal(draw(tomadiff.remove(pipe)), dense)
+
+
 def test_an_exception_in_the_middle_of_a_step_leaves_the_pipeline_usable(pipe: DiffusionPipeline) -> None:
     tomadiff.apply(pipe, ratio=0.5, where="span")
     good = draw(pipe)

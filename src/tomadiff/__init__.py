@@ -82,12 +82,13 @@ def merged(
     **settings: Any,
 ) -> Iterator[Target]:
     """Merging for the length of a `with` block, then again what was there before."""
-    before = _patches(target)
+    models, before = [model for model, _ in attachment.denoisers(target)], _patches(target)
     apply(target, config, preset=preset, sites=sites, **settings)
     try:
         yield target
     finally:
-        remove(target)
+        for each in (target, *models):  # a pipeline may have got another model meanwhile
+            remove(each)
         for patch in before:
             attachment.attach(patch)
 
