@@ -26,6 +26,7 @@ from tomadiff.bench import figures, select
 from tomadiff.bench.contenders import Contender, contender
 from tomadiff.bench.measure import Run, rounds
 from tomadiff.bench.plot import plot
+from tomadiff.bench.record import Record
 from tomadiff.cli import main
 from tomadiff.core import facility_location
 from tomadiff.families import unet
@@ -335,6 +336,20 @@ def test_caches_take_part_in_whole_generations(tmp_path: Path, capsys: pytest.Ca
     assert "add --steps" in capsys.readouterr().err
     assert main([*command, "--steps", "4", "--methods", *ways]) == 0
     assert "| first-block:threshold=0.5+tomadiff | 0.5 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"about": None}, {"counts": "x"}, {"runs": [{"seconds": "x"}]}, {"runs": [{"seconds": 0}]}]
+)
+def test_a_record_that_was_tampered_with_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    record = Record({}, [run("dense", 0, 0, 1.0)])
+    record.save(tmp_path / "bench.json")
+    Record({}).resume(tmp_path / "bench.json")
+    content = json.loads((tmp_path / "bench.json").read_text())
+    runs = [content["runs"][0] | each for each in wrong.get("runs", [{}])]
+    (tmp_path / "bench.json").write_text(json.dumps(content | wrong | {"runs": runs}))
+    with pytest.raises(ValueError, match="no record of a benchmark"):
+        Record({}).resume(tmp_path / "bench.json")
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,13 @@ class Record:
         try:
             earlier = json.loads(path.read_text())
             runs = [Run(**{**run, "size": tuple(run["size"])}) for run in earlier["runs"]]
-            about, counts = earlier["about"], earlier["counts"]
+            about = dict(earlier["about"])
+            counts = [{**row, "size": tuple(row["size"])} for row in earlier["counts"]]
             settings, keep_steps = earlier.get("settings", {}), earlier["keep_steps"]
             dense_every = earlier.get("dense_every", {})
-        except (ValueError, KeyError, TypeError) as error:
+            if not all(run.seconds > 0 for run in runs):
+                raise ValueError("a run of no time")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"can't resume {path}, which is no record of a benchmark: {error}") from error
         # through JSON and back, tuples are lists on both sides
         changed = [
@@ -52,7 +55,7 @@ class Record:
             raise ValueError(
                 f"can't resume {path}, which was measured differently: {was}; take another --json"
             )
-        self.runs, self.counts = runs, [{**row, "size": tuple(row["size"])} for row in counts]
+        self.runs, self.counts = runs, counts
         self.settings, self.keep_steps, self.dense_every = settings, keep_steps, dense_every
 
 
