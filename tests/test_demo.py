@@ -252,7 +252,7 @@ def test_bad_input_gets_one_clear_line_and_code_2(arguments: list[str], says: st
         (["generate", "fox", "--model", "list"], "no pipeline in this folder"),
         (["generate", "fox", "--device", "meta"], "can't use device 'meta'"),
         (["generate", "fox", "--seed", str(2**64 - 1), "--num-images", "2"], "64 bits"),
-        (["generate", "fox", "--size", "400000", "400000"], "out of memory: take a smaller size"),
+        (["generate", "fox", "--size", "8000000", "8000000"], "out of memory: take a smaller size"),
         (["merge-map", "fox", "--at", "0"], "step 0 is none of the steps"),
         (["merge-map", "fox", "--steps", "2", "--at", "3"], "step 3 is none of 2"),
         (["merge-map", "fox", "--steps", "1", "--ratio", "0"], "see --ratio and --dense-steps"),
