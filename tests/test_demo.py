@@ -21,7 +21,7 @@ from pipelines import WIDTH, make
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 import tomadiff
-from tomadiff.cli import main
+from tomadiff import cli
 from tomadiff.demo.data import PROMPTS, load_emoji
 from tomadiff.demo.embedded import EMBEDDED, FOLDER, load_embedded
 from tomadiff.demo.evaluate import draw, nearest
@@ -151,13 +151,16 @@ def tomadiff_command(*arguments: str, folder: Path) -> subprocess.CompletedProce
 
 def test_generate_writes_a_picture_with_its_settings_inside(tmp_path: Path) -> None:
     done = tomadiff_command(
-        "generate", "hot dog", "--steps", "3", "--seed", "1", "-o", "x.png", folder=tmp_path
+        *("generate", "hot dog", "--steps", "3", "--seed", "1", "-o", "x.png"),
+        *("--size", "32", "64", "--guidance", "2.5"),
+        folder=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     with Image.open(tmp_path / "x.png") as picture:
-        assert picture.size == (64, 64)
+        assert picture.size == (64, 32)
         settings = json.loads(picture.text["tomadiff"])
     assert settings["prompt"] == "hot dog" and settings["seed"] == 1
+    assert (settings["steps"], settings["size"], settings["guidance"]) == (3, [32, 64], 2.5)
     assert settings["tomadiff"]["ratio"] == 0.5
 
 
@@ -277,16 +280,25 @@ def test_mistakes_are_told_before_anything_is_drawn(
     for name, index in {"newer": '{"_class_name": "NewerPipeline"}', "list": "[]"}.items():
         Path(name).mkdir()
         Path(name, "model_index.json").write_text(index)
-    assert main(arguments) == 2
+    assert cli.main(arguments) == 2
     shown = capsys.readouterr()
     assert says in shown.err and not shown.out and not list(tmp_path.rglob("*.png"))
+
+
+def test_what_a_model_can_not_honour_is_told_before_a_dense_picture_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "draw", lambda *_: pytest.fail("something was drawn"))
+    output = str(tmp_path / "x.png")
+    assert cli.main(["generate", "fox", "--compare", "--dense-blocks", "50", "-o", output]) == 2
+    assert "beyond dense_blocks=50" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("guidance", ["nan", "inf", "much"])
 def test_guidance_is_a_finite_number(guidance: str, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["generate", "fox"], ["eval"], ["bench"], ["tune", "--psnr", "30"]):
         with pytest.raises(SystemExit, match="2"):
-            main([*command, "--guidance", guidance])
+            cli.main([*command, "--guidance", guidance])
         assert f"'{guidance}' is no finite number" in capsys.readouterr().err
 
 

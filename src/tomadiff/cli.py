@@ -190,6 +190,8 @@ def generate(args: argparse.Namespace) -> None:
         outputs = [args.output.with_stem(f"{args.output.stem}-{n}") for n in range(1, args.num_images + 1)]
     pipe, first = prepare(args)
     if args.compare:
+        with tomadiff.merged(pipe, args.settings, preset=args.preset, **chosen(args)):
+            pass  # what this model can't honour comes up before a dense picture is drawn
         draw(pipe, Request(first.prompt, steps=1, size=first.size))  # whoever goes first pays for warming up
     for number, output in enumerate(outputs):
         request = Request(first.prompt, args.seed + number, first.steps, first.size, first.guidance)
@@ -204,7 +206,8 @@ def generate(args: argparse.Namespace) -> None:
                 "model": args.model,
                 "seconds": seconds,
             }
-            settings |= {"steps": request.steps, "tomadiff": tomadiff.report(pipe).settings}
+            settings |= {"steps": request.steps, "size": request.size, "guidance": request.guidance}
+            settings["tomadiff"] = tomadiff.report(pipe).settings
         if dense:
             apart = psnr(show.as_tensor([dense[0]]), show.as_tensor([picture])).item()
             close = "the same picture" if math.isinf(apart) else f"PSNR to the dense picture {apart:.1f} dB"
