@@ -279,3 +279,22 @@ def test_the_second_model_may_be_alone(model: nn.Module) -> None:
     draw(pipe, wan)
     report = tomadiff.report(pipe)
     assert report.model_calls == 4 and {(site.tokens, site.kept) for site in report.sites} == {(128, 64)}
+
+
+# -- frames that take turns --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings", [{"remember": True, "dense_steps": 1}, {"share": "kind"}, {"method": "tome"}], ids=str
+)
+def test_frames_may_run_a_few_at_a_time(settings: dict[str, Any]) -> None:
+    """To save memory, AnimateDiff's FreeNoise runs blocks on some frames after the other, in one call."""
+    case, pictures = tiny("animatediff"), []
+    for frames in (None, 1):
+        pipe = case.pipeline(build(case))
+        tomadiff.apply(pipe, ratio=0.5, **settings)
+        if frames:
+            for block in (*pipe.unet.down_blocks, pipe.unet.mid_block, *pipe.unet.up_blocks):
+                pipe._enable_split_inference_attentions_(block.attentions, frames)
+        pictures.append(draw(pipe, case))
+    torch.testing.assert_close(*pictures, atol=1e-3, rtol=1e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,9 +78,11 @@ class SiteHook(ModelHook):
         self.projections: dict[nn.Module, RemovableHandle] = {}  # whose input becomes merged tokens
         self.number = compiled.number(self)
         self.region = compiled.Region()
-        # by call of the step, cut or not, output, and batch, which shrinks where guidance ends on the way
-        self.memories: dict[tuple[int, bool, int, int], Memory] = {}
+        # by call of the step, visit, cut or not, output, and batch, which shrinks where guidance ends
+        self.memories: dict[tuple[int, int, bool, int, int], Memory] = {}
         # in this call
+        # how often it did what: a block may run on one part of the batch after the other
+        self.visits: Counter[str | int] = Counter()
         self.off = False  # since merging doesn't gain here, as auto found
         self.ratio = place.ratios[0]
         self.idle = self.ran = False
@@ -144,6 +147,7 @@ class SiteHook(ModelHook):
         self.off = off
         self.ratio = 0.0 if off else self.place.ratios[range_number]
         self.idle, self.ran = self.state.dense or not self.ratio, False
+        self.visits.clear()
 
     def foretell(self) -> None:
         """How long sequences will be: compiled code has to know before there is a plan."""
@@ -229,7 +233,8 @@ class SiteHook(ModelHook):
         whole = call[self.argument]
         around = self.around(whole, in_order=first)
         tokens = picture(whole, around)
-        kept = self.planner.plan(call, tokens, around, self.ratio, arranged_by=self.run.kept)
+        visit = self._visit("merge")
+        kept = self.planner.plan(call, tokens, around, self.ratio, visit, arranged_by=self.run.kept)
         with self.state.times.overhead("merge", tokens.device):
             arranged = kept.plan.regions.arrange(tokens) if first else tokens
             merged = kept.plan.merge(arranged)
@@ -344,8 +349,14 @@ class SiteHook(ModelHook):
         self.memories[key] = Memory.of(self.state.clock.step, change, self.memories.get(key))
         return y
 
-    def _memory_key(self, change: Tensor, place: int) -> tuple[int, bool, int, int]:
-        return self.state.clock.call, self.state.cut, place, len(change)
+    def _memory_key(self, change: Tensor, place: int) -> tuple[int, int, bool, int, int]:
+        """Of the visit under way; asked for once in each."""
+        return self.state.clock.call, self._visit(place), self.state.cut, place, len(change)
+
+    def _visit(self, what: str | int) -> int:
+        """Counts what is done to the site's tokens, or to one of its outputs, from 0 in each call."""
+        self.visits[what] += 1
+        return self.visits[what] - 1
 
     def _returned(self, output: Any, tokens: int) -> dict[int, Tensor]:
         """What came back for tokens, by its place; there may be less of it than is declared, but not none."""

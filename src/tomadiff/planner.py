@@ -26,12 +26,18 @@ class Planner:
         self.argument = argument  # with the site's tokens
 
     def plan(
-        self, call: Call, tokens: Tensor, around: tuple[int, int], ratio: float, arranged_by: KeptPlan | None
+        self,
+        call: Call,
+        tokens: Tensor,
+        around: tuple[int, int],
+        ratio: float,
+        visit: int,
+        arranged_by: KeptPlan | None,
     ) -> KeptPlan:
         """For the picture's tokens, which an earlier site of the run may have arranged by its own plan."""
         state, config, step = self.state, self.state.config, self.state.clock.step
         grid = self._grid(tokens.shape[1] if arranged_by is None else arranged_by.plan.regions.tokens)
-        key = self._key(tokens, ratio, grid)
+        key = self._key(tokens, ratio, grid, visit)
         kept = state.plans.get(key)
         due = state.plans.due(kept, step)
         # what sites remember holds for one plan, from a dense step to the next
@@ -55,7 +61,7 @@ class Planner:
                 key_bias = plan.log_sizes().to(tokens.dtype) if config.weigh_keys else None
         return state.plans.keep(key, plan, key_bias, step, new_weights_only=due == "weights")
 
-    def _key(self, tokens: Tensor, ratio: float, grid: tuple[int, ...]) -> PlanKey:
+    def _key(self, tokens: Tensor, ratio: float, grid: tuple[int, ...], visit: int) -> PlanKey:
         state, place = self.state, self.place
         owner = place.block_name if state.from_input else place.name
         return PlanKey(
@@ -66,6 +72,7 @@ class Planner:
             grid=grid,
             shifted=state.shifted(),
             call=state.clock.call,
+            visit=visit,
             batch=tokens.shape[0],
             dtype=tokens.dtype,
             device=tokens.device,

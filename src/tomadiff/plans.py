@@ -21,6 +21,7 @@ class PlanKey(NamedTuple):
     grid: tuple[int, ...]
     shifted: bool
     call: int
+    visit: int  # of the site in the call
     batch: int
     dtype: torch.dtype
     device: torch.device
