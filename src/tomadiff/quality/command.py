@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
         missing = ", ".join(summary.METRICS[metric][0] for metric in judges.unavailable)
         print(f"not available: {missing}; how to get them stands below the table", file=sys.stderr)
     if store.damaged:
-        print(f"{len(store.damaged)} damaged pictures are drawn again", file=sys.stderr)
+        print(f"{len(store.damaged)} pictures are damaged: drawn again where asked for", file=sys.stderr)
     works = store.missing(prompts, seeds)
     ended, status = "", 0
     try:
