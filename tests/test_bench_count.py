@@ -55,7 +55,9 @@ def patched(model: nn.Module, **settings: Any) -> Patch:
 @functools.cache
 def counted(name: str = "sdxl", **settings: Any) -> Cycle:
     model, call = skeleton(name)
-    return count(call, patched(model, region_size=4, **settings))
+    if settings.get("method") not in ("tome", "tofu"):  # which have no regions
+        settings["region_size"] = 4
+    return count(call, patched(model, **settings))
 
 
 @functools.cache
@@ -173,9 +175,10 @@ def test_a_dense_model_has_no_overhead() -> None:
     assert dense().planning is dense().reusing and dense().refreshing is None
 
 
-def test_merging_saves_flops_of_the_model_and_none_of_its_launches() -> None:
-    merged, whole = counted(ratio=0.5).per_step.model, dense().per_step.model
-    assert merged.flops < 0.9 * whole.flops  # most of this tiny model is convolutions
+@pytest.mark.parametrize("method", ["toma", "tome", "tofu", "ideal"])
+def test_merging_saves_flops_of_the_model_and_none_of_its_launches(method: str) -> None:
+    merged, whole = counted(ratio=0.5, method=method).per_step.model, dense().per_step.model
+    assert merged.flops < 0.98 * whole.flops  # most of this tiny model is convolutions
     assert merged.launches == whole.launches
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import tomadiff
 from tomadiff import Config
-from tomadiff.methods import METHODS, todo, tofu, tome
+from tomadiff.methods import METHODS, lengths, todo, tofu, tome
 
 GRIDS = st.tuples(st.integers(2, 9), st.integers(2, 9))
 SEEDS = st.integers(0, 10**6)
@@ -208,6 +208,21 @@ def test_frames_of_a_video_are_merged_each_for_itself(method: str, shifted: bool
     first = 30 * torch.arange(3).repeat(2)[:, None]
     assert torch.equal(video.owners().reshape(6, 30), frames.owners() + first)
     assert torch.equal(video.log_sizes().reshape(6, -1), frames.log_sizes())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(["toma", "tome", "tofu", "todo", "ideal"]),
+    st.lists(st.integers(1, 9), min_size=2, max_size=3),
+    st.sampled_from([0.25, 0.5, 0.75]),
+    st.booleans(),
+)
+def test_lengths_are_foretold(method: str, sides: list[int], ratio: float, shifted: bool) -> None:
+    config, grid = Config(method=method, ratio=0.75 if method == "todo" else ratio), tuple(sides)
+    plan = METHODS[method](features(0, 1, math.prod(grid), 4), grid, config.ratio, config, shifted=shifted)
+    foretold, places = lengths(config, grid, config.ratio, torch.device("cpu"))
+    assert plan.destinations.shape == (1, foretold)
+    assert plan.regions.arrange(torch.zeros(1, math.prod(grid), 1)).shape[1] == places
 
 
 # -- keys and values alone ---------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class Planner:
 
     def _lengths(self, grid: tuple[int, ...], ratio: float) -> tuple[int, int]:
         device = next((x.device for x in self.place.module.parameters()), torch.device("cpu"))
-        key = (grid, ratio, self.place.depth, device)
+        key = (grid, ratio, device)
         if key not in self.state.lengths:
             self.state.lengths[key] = lengths(self.state.config, *key)
         return self.state.lengths[key]

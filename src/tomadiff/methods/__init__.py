@@ -23,18 +23,18 @@ METHODS = {
 }
 
 
-def lengths(
-    config: Config, grid: tuple[int, ...], ratio: float, depth: float, device: torch.device
-) -> tuple[int, int]:
+# how many tokens the plans of those that have no regions keep
+LENGTHS = {"tome": tome.length, "tofu": tome.length, "todo": todo.length, "ideal": ideal.length}
+
+
+def lengths(config: Config, grid: tuple[int, ...], ratio: float, device: torch.device) -> tuple[int, int]:
     """How many tokens plans keep, and in how many places tokens are when arranged for them."""
     tokens = math.prod(grid)
     if len(grid) == 1 and config.method != "ideal" and config.regions not in ("stripe", "global"):
         return tokens, tokens  # and no plan: these need a grid
     if config.method == "toma":
         return toma.lengths(grid, ratio, config, device)
-    nothing = torch.empty(1, tokens, 1, device="meta")
-    plan = METHODS[config.method](nothing, grid, ratio, config, depth=depth)
-    return plan.destinations.shape[1], tokens
+    return LENGTHS[config.method](grid, ratio, config), tokens
 
 
 __all__ = ["FROM_BLOCK_INPUT", "METHODS", "lengths"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config
-from ..core import Regions, cut, slots
+from ..core import Regions, cut, kept
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,11 @@ def plan(
     depth: float = 0.0,
     destinations: Tensor | None = None,
 ) -> FirstTokens:
-    regions = cut(grid, config.regions, config.region_size, shifted, features.device)
-    kept = slots(regions.lengths, ratio, features.device).kept
-    first = torch.arange(kept, device=features.device).expand(features.shape[0], -1)
+    first = torch.arange(length(grid, ratio, config), device=features.device).expand(features.shape[0], -1)
     return FirstTokens(cut(grid, "global", 1, False, features.device), first)  # nothing moves
+
+
+def length(grid: tuple[int, ...], ratio: float, config: Config) -> int:
+    """As many as ToMA's plans for the same regions."""
+    regions = cut(grid, config.regions, config.region_size, False, torch.device("cpu"))
+    return sum(kept(tokens, ratio) for tokens in regions.lengths)

@@ -47,10 +47,17 @@ def plan(
     destinations: Tensor | None = None,
 ) -> Downsampling:
     """The same for all features: a ratio of 1 - 1 / f^2 downsamples by f, whatever the tokens look like."""
-    factor = round((1 - ratio) ** -0.5)
-    chosen, cells = _downsampled(grid, factor, shifted, features.device)
+    chosen, cells = _downsampled(grid, _factor(ratio), shifted, features.device)
     regions = cut(grid, "global", 1, False, features.device)
     return Downsampling(regions, chosen.expand(features.shape[0], -1), cells)
+
+
+def length(grid: tuple[int, ...], ratio: float, config: Config) -> int:
+    return math.prod(grid[:-2]) * math.prod(math.ceil(side / _factor(ratio)) for side in grid[-2:])
+
+
+def _factor(ratio: float) -> int:
+    return round((1 - ratio) ** -0.5)
 
 
 @lru_cache(maxsize=64)

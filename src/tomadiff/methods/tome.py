@@ -58,6 +58,12 @@ def plan(
     return Matching(cut(grid, "global", 1, False, features.device), *match(features, grid, ratio, shifted))
 
 
+def length(grid: tuple[int, ...], ratio: float, config: Config) -> int:
+    frames, frame = math.prod(grid[:-2]), grid[-2:]
+    cells, _ = _split(frame, False, torch.device("cpu"))
+    return frames * max(kept(math.prod(frame), ratio), len(cells))
+
+
 def match(features: Tensor, grid: tuple[int, ...], ratio: float, shifted: bool) -> tuple[Tensor, Tensor]:
     """The places, [B, K] token numbers, and the place where each token goes, [B, N].
 
