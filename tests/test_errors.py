@@ -194,6 +194,14 @@ def test_a_mask_over_image_tokens_is_refused() -> None:
         unet(torch.randn(1, 4, 16, 16), 500, text(0)[0], attention_mask=torch.ones(1, 256))
 
 
+@pytest.mark.parametrize("where", ["span", "block", "module", "kv"])
+def test_a_mask_in_a_dict_of_attentions_arguments_is_refused(where: str) -> None:
+    model = tomadiff.apply(make("flux").transformer, ratio=0.5, where=where)
+    mask = {"joint_attention_kwargs": {"attention_mask": torch.ones(1, 1, 1, 1)}}
+    with pytest.raises(ConfigError, match="called with attention_mask"), torch.no_grad():
+        model(**bare_call(model), **mask)
+
+
 def test_an_ip_adapters_mask_is_refused() -> None:
     """diffusers would lay it over merged tokens as if they were a smaller picture."""
     for where in ("block", "module"):

@@ -34,6 +34,7 @@ def blocks(prefix: str, attention_kwargs: str = "joint_attention_kwargs") -> tup
         "outputs": (1,),
         "residual": True,
         "rotary": ROTARY,
+        "mask": "attention_mask",
         "weigh_keys": weigh_by(f"{attention_kwargs}.attention_mask", text=TEXT),
     }
     joint = Block(
