@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tiny import build, tiny
 
 import tomadiff
 from tomadiff import settings
+from tomadiff.__main__ import formatted
 from tomadiff.cli import main
 from tomadiff.errors import ConfigError
 from tomadiff.families import unet
@@ -181,8 +183,11 @@ def test_all_commands_warn_of_a_file_that_was_made_for_another_model(
         ["bench", "--size", "32", *small[:2], "--repeats", "1", "--no-count", "--methods", "fast.json"],
         ["demo", "--models", "emoji-unet", "--steps", "1", "--prompts", "fox", "--settings", "fast.json"],
     ):
-        with pytest.warns(UserWarning, match="was made for FluxTransformer2DModel"):
+        with pytest.warns(UserWarning, match="was made for FluxTransformer2DModel") as caught:
             assert main(command) == 0
+        (ours,) = [each for each in caught if "was made for" in str(each.message)]
+        told = formatted(ours.message, ours.category, ours.filename, ours.lineno)
+        assert re.fullmatch(r"tomadiff: fast\.json was made for [^\n]*\n", told), "no line of code with it"
 
 
 def test_files_of_the_same_name_have_rows_of_their_own(

@@ -90,7 +90,9 @@ def show(
                 kept[title] = f"{finest.kept} of {finest.tokens}"
         pictures.append([picture for picture, _ in row])
         seconds.append([took for _, took in row])
-    print(f"\r{name} ({report.model}), {steps} steps, {torch.get_num_threads()} threads".ljust(50))
+    threads = torch.get_num_threads()
+    plural = "" if threads == 1 else "s"
+    print(f"\r{name} ({report.model}), {steps} steps, {threads} thread{plural}".ljust(50))
     scores = table(pictures, seconds, kept)
     captions = [[""] + [f"{value:.1f} dB" for value in row] for row in scores]
     big = [[picture.resize((128, 128), Image.Resampling.NEAREST) for picture in row] for row in pictures]
@@ -113,7 +115,7 @@ def table(
 ) -> list[list[float]]:
     """Print tokens, time and fidelity for each way; returns PSNR to dense, prompts by ways."""
     width = max(map(len, kept))
-    print(f"  {'':{width}}  finest tokens  s / image  speed-up  PSNR to dense  SSIM")
+    print(f"  {'':{width}}  finest tokens  s / image  speed-up  PSNR to dense   SSIM")
     scores = []
     for column, title in enumerate(kept):
         took = statistics.median(row[column] for row in seconds)
