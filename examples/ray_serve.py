@@ -125,4 +125,7 @@ if __name__ == "__main__":
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     serve.start(http_options=vars(parser.parse_args()))
-    serve.run(images, blocking=True)
+    try:
+        serve.run(images, blocking=True)
+    except KeyboardInterrupt:
+        serve.delete("default")  # a cluster that was there before would go on serving it
