@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, help="rounds, each with one run of every method (default: 3)")
     parser.add_argument("--steps", type=int, help="time whole generations of so many steps, not single calls")
     parser.add_argument(
-        "--guidance", type=finite, help="default: none in single calls, the pipeline's own in generations"
+        "--guidance",
+        type=finite,
+        help="default: none in single calls, the pipeline's own in generations and with --expect",
     )
     parser.add_argument(
         "--protocol",
