@@ -267,6 +267,7 @@ def test_the_summary_has_means_worst_tenths_and_paired_speedups() -> None:
     assert merged["speedup"] == 2.0 and merged["psnr"] == 29.5 and merged["psnr_worst"] == 20.5
     assert dense["speedup"] == 1.0 and "psnr" not in dense and merged["fid"] == 3.0
     text = table([dense, merged], {"clip": "get it so"})
+    assert "| PSNR, dB (worst tenth) |" in text
     assert "29.5 (20.5)" in text and "CLIP-T is not available: get it so" in text
     assert "| CLIP-T |" in text and "| not available |" in text
     assert "| tomadiff | 0.5 | 20 |" in text and "biased upward" in text

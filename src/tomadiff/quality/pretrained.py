@@ -26,7 +26,7 @@ def pretrained(what: str, name: str, kind: str) -> Any:
     if _file(name, "config.json") is None:
         raise NotAvailable(
             f"{what}: {name!r} is no folder with a model, and the hub, where it may be one, is out of reach "
-            "or has none of that name: go online once, or pass the folder of a model"
+            f"or has none of that name: go online once, or pass the folder of one (--{what.lower()}-model)"
         )
     loader = getattr(transformers, kind)
     has_weights = not kind.endswith("Tokenizer")

@@ -73,7 +73,8 @@ def table(lines: Sequence[Row], unavailable: dict[str, str]) -> str:
         "pairs": [str(line["pairs"] or "-") for line in lines],
     }
     for metric in shown:
-        columns[METRICS[metric][0]] = [_cell(line, metric, unavailable) for line in lines]
+        title = METRICS[metric][0] + (" (worst tenth)" if metric == "psnr" else "")
+        columns[title] = [_cell(line, metric, unavailable) for line in lines]
     return "\n\n".join([markdown(columns), *_notes(lines, unavailable)])
 
 
