@@ -140,7 +140,7 @@ def test_auto_remembers_where_there_are_steps_enough_and_a_pipeline_to_tell(pipe
 
 def test_a_generation_that_stays_dense_is_told() -> None:
     pipe = tomadiff.apply(make("sd1"), ratio=0.5, dense_steps=2)
-    with pytest.warns(UserWarning, match="merges nothing: all 2 steps"):
+    with pytest.warns(UserWarning, match="nothing is merged: all 2 steps"):
         draw(pipe, steps=2)
 
 

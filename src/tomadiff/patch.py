@@ -124,7 +124,7 @@ class Patch:
         merged = (any(ratios[pace.range(step)]) for step in range(steps or 0) if not pace.dense(step))
         if steps and any(map(any, ratios)) and not any(merged):
             warnings.warn(
-                f"tomadiff merges nothing: all {steps} steps of this generation are dense, with "
+                f"nothing is merged: all {steps} steps of this generation are dense, with "
                 f"dense_steps={pace.first}, dense_every={pace.every}, "
                 f"dense_last_steps={self.config.dense_last_steps} and ratio={self.config.ratio}; "
                 "give fewer dense ones",
