@@ -25,8 +25,8 @@ $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 	touch $@
 
 lint: $(VENV)/ready
-	$(RUN)/ruff check src tests examples
-	$(RUN)/ruff format --check src tests examples
+	$(RUN)/ruff check src tests examples benchmarks
+	$(RUN)/ruff format --check src tests examples benchmarks
 
 # The tests of the page run in a real browser. Where there is none and root may install one, do; else they are skipped.
 CHROMIUM := DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core

@@ -22,7 +22,7 @@ from ray.serve.exceptions import BackPressureError
 from starlette.exceptions import HTTPException
 
 import tomadiff
-from tomadiff.load import load
+from tomadiff.tools.loading import load
 
 MODEL, DEVICE, DTYPE = "emoji-unet", "cpu", "fp32"  # or any hub id or folder, "cuda", "fp16"
 SIZES = ("64x64", "32x32", "64x32", "96x64")  # width x height; the first is the default

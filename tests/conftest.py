@@ -12,7 +12,7 @@ import torch
 from diffusers import DiffusionPipeline
 from pipelines import MAKERS, make
 
-from tomadiff.quality.weights import WEIGHTS, fetch
+from tomadiff.tools.evaluate.weights import WEIGHTS, fetch
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for commands that tests start

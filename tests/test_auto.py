@@ -13,8 +13,8 @@ from diffusers import DiffusionPipeline, FirstBlockCacheConfig
 from pipelines import bare_call, denoiser, draw, make
 
 import tomadiff
-from tomadiff import auto
 from tomadiff.errors import ConfigError
+from tomadiff.runtime import autotune
 
 STEPS = 8  # enough to remember
 
@@ -22,13 +22,13 @@ STEPS = 8  # enough to remember
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOMADIFF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(auto, "ROUNDS", (1, 1))
+    monkeypatch.setattr(autotune, "ROUNDS", (1, 1))
     return tmp_path / "cache" / "auto"
 
 
 @pytest.fixture
 def everything_gains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "LEAST", 0.0)
+    monkeypatch.setattr(autotune, "LEAST", 0.0)
 
 
 def measured(caplog: pytest.LogCaptureFixture) -> int:
@@ -59,7 +59,7 @@ def test_where_nothing_gains_the_picture_is_dense_and_the_report_says_so(
     pipe: DiffusionPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = draw(pipe, steps=STEPS)
-    monkeypatch.setattr(auto, "LEAST", math.inf)
+    monkeypatch.setattr(autotune, "LEAST", math.inf)
     tomadiff.apply(pipe, "auto")
     assert torch.equal(draw(pipe, steps=STEPS), expected)
     report = tomadiff.report(pipe)
@@ -89,9 +89,11 @@ def test_what_gains_is_merged_and_the_rest_is_dense(folder: Path, everything_gai
 def test_a_part_gains_if_the_median_of_its_rounds_does() -> None:
     group = ("block", 2)
     rounds = [({group: dense}, {group: merged}) for dense, merged in ((1.0, 0.5), (9.0, 6.0), (2.0, 4.0))]
-    part = auto._part(group, 3, rounds)
-    assert part == auto.Part("block", 2, 3, 2.0, 4.0, 1.5, True)
-    assert not auto._part(group, 3, [({group: 1.0}, {group: 0.97})]).merge, "too little to change a picture"
+    part = autotune._part(group, 3, rounds)
+    assert part == autotune.Part("block", 2, 3, 2.0, 4.0, 1.5, True)
+    assert not autotune._part(group, 3, [({group: 1.0}, {group: 0.97})]).merge, (
+        "too little to change a picture"
+    )
 
 
 def test_each_situation_is_measured_once(caplog: pytest.LogCaptureFixture, folder: Path) -> None:

@@ -18,19 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import selection
 import torch
 from PIL import Image
 from pipelines import bare_call, denoiser, make
 
-from tomadiff.bench import figures, select
-from tomadiff.bench.contenders import Contender, contender
-from tomadiff.bench.measure import Run, rounds
-from tomadiff.bench.plot import plot
-from tomadiff.bench.record import Record
-from tomadiff.cli import main
 from tomadiff.core import facility_location
-from tomadiff.families import unet
-from tomadiff.named import pairs, parse
+from tomadiff.models import unet
+from tomadiff.tools.bench import figures
+from tomadiff.tools.bench.contenders import Contender, contender
+from tomadiff.tools.bench.measure import Run, rounds
+from tomadiff.tools.bench.plot import plot
+from tomadiff.tools.bench.record import Record
+from tomadiff.tools.cli import main
+from tomadiff.tools.method_spec import pairs, parse
 
 SMALL = ["bench", "--model", "emoji-unet", "--size", "32"]
 
@@ -383,7 +384,7 @@ def test_an_interrupt_prints_and_keeps_what_is_finished(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     command = [*SMALL, "--methods", "dense", "tomadiff", "--no-count", "--repeats", "900"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tomadiff.cli", *command, "--json", str(file)],
+        [sys.executable, "-m", "tomadiff.tools.cli", *command, "--json", str(file)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -429,7 +430,7 @@ def test_whole_generations_are_timed_with_all_that_belongs_to_them(
 def test_the_paper_has_its_own_number_of_steps() -> None:
     from argparse import ArgumentParser
 
-    from tomadiff.bench import command
+    from tomadiff.tools.bench import command
 
     parser = ArgumentParser()
     command.add_arguments(parser)
@@ -518,12 +519,12 @@ def test_compiling_is_part_of_the_benchmark(capsys: pytest.CaptureFixture[str]) 
 def test_the_loop_that_is_compared_chooses_as_well(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = select.smooth(select.Size("", 3, 25))
+    known = selection.smooth(selection.Size("", 3, 25))
     ours, plain = (
         torch.stack([s[:, picks].amax(1).sum() for s, picks in zip(known, choose(known, 9))])
-        for choose in (facility_location, select.plain)
+        for choose in (facility_location, selection.plain)
     )
     torch.testing.assert_close(ours, plain, rtol=1e-3, atol=0)  # ties may be broken another way
-    monkeypatch.setattr(select, "SIZES", select.SIZES[3:4])
-    select.main(["--rounds", "1"])
+    monkeypatch.setattr(selection, "SIZES", selection.SIZES[3:4])
+    selection.main(["--rounds", "1"])
     assert "| 16 | 64 | SDXL, 32 x 32 tokens | " in capsys.readouterr().out

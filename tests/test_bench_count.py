@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from tomadiff.attachment import attach, detach, patch_of
-from tomadiff.bench import models
-from tomadiff.bench.count import Counter, Counts, Cycle, Op, count, patch_for_counting
-from tomadiff.bench.roofline import DEVICES, Device, cpu_device, predict, seconds
 from tomadiff.config import Config
 from tomadiff.core import cut, facility_location
-from tomadiff.families import family_of
-from tomadiff.patch import Patch
+from tomadiff.models import family_of
+from tomadiff.runtime.registration import attach, detach, patch_of
+from tomadiff.runtime.session import Patch
+from tomadiff.tools.bench import models
+from tomadiff.tools.bench.count import Counter, Counts, Cycle, Op, count, patch_for_counting
+from tomadiff.tools.bench.roofline import DEVICES, Device, cpu_device, predict, seconds
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -15,12 +15,12 @@ from test_demo import whole_pipeline
 from torch import Tensor, nn
 
 import tomadiff
-from tomadiff.attachment import denoiser
-from tomadiff.bench.architectures import ARCHITECTURES
-from tomadiff.bench.models import arguments, build, depth_note, skeleton, skeleton_of
-from tomadiff.bench.step import capture
-from tomadiff.demo.embedded import EMBEDDED, load_embedded
-from tomadiff.load import load
+from tomadiff.runtime.registration import denoiser
+from tomadiff.tools.bench.architectures import ARCHITECTURES
+from tomadiff.tools.bench.models import arguments, build, depth_note, skeleton, skeleton_of
+from tomadiff.tools.bench.step import capture
+from tomadiff.tools.demo.embedded import EMBEDDED, load_embedded
+from tomadiff.tools.loading import load
 
 MILLIONS = {
     "sd15": 859.52,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tomadiff.clock import MOST_CALLS, Clock
+from tomadiff.runtime.clock import MOST_CALLS, Clock
 
 
 class Scheduler:

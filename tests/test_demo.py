@@ -21,16 +21,16 @@ from pipelines import WIDTH, make
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 import tomadiff
-from tomadiff import cli
-from tomadiff.demo.data import PROMPTS, load_emoji
-from tomadiff.demo.embedded import EMBEDDED, FOLDER, load_embedded
-from tomadiff.demo.evaluate import draw, nearest
-from tomadiff.demo.pipelines import PIPELINES, EmojiPipeline
-from tomadiff.demo.train import Trainer
-from tomadiff.generate import Request, save
-from tomadiff.generate import draw as draw_request
-from tomadiff.load import load
-from tomadiff.quality.metrics import psnr
+from tomadiff.tools import cli
+from tomadiff.tools.demo.data import PROMPTS, load_emoji
+from tomadiff.tools.demo.embedded import EMBEDDED, FOLDER, load_embedded
+from tomadiff.tools.demo.evaluate import draw, nearest
+from tomadiff.tools.demo.pipelines import PIPELINES, EmojiPipeline
+from tomadiff.tools.demo.train import Trainer
+from tomadiff.tools.evaluate.metrics import psnr
+from tomadiff.tools.generate import Request, save
+from tomadiff.tools.generate import draw as draw_request
+from tomadiff.tools.loading import load
 
 SAMPLE = PROMPTS[::6]
 # mean PSNR to the dense pictures that merging half of the tokens must keep, on the sample
@@ -141,7 +141,7 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
 
 def tomadiff_command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tomadiff.cli", *arguments],
+        [sys.executable, "-m", "tomadiff.tools.cli", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -304,7 +304,17 @@ def test_guidance_is_a_finite_number(guidance: str, capsys: pytest.CaptureFixtur
 
 def test_interrupting_keeps_finished_pictures_and_no_half_ones(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tomadiff.cli", "generate", "fox", "--steps", "6", "--num-images", "200"],
+        [
+            sys.executable,
+            "-m",
+            "tomadiff.tools.cli",
+            "generate",
+            "fox",
+            "--steps",
+            "6",
+            "--num-images",
+            "200",
+        ],
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

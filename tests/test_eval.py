@@ -18,17 +18,17 @@ import torch
 from PIL import Image
 
 from tomadiff import config
-from tomadiff.cli import main
-from tomadiff.demo.data import load_emoji
-from tomadiff.families import FAMILIES
-from tomadiff.quality.engines import local
-from tomadiff.quality.features import Inception
-from tomadiff.quality.job import REFERENCE, Drawing, Job, decode, encode
-from tomadiff.quality.metrics import Statistics
-from tomadiff.quality.resolved import resolved
-from tomadiff.quality.scores import Wanted, judges_of, score
-from tomadiff.quality.store import Store, append, folder_for, read_rows, slug
-from tomadiff.quality.summary import cases, pareto, pareto_plot, summarise, table, worst_tenth
+from tomadiff.models import FAMILIES
+from tomadiff.tools.cli import main
+from tomadiff.tools.demo.data import load_emoji
+from tomadiff.tools.evaluate.engines import local
+from tomadiff.tools.evaluate.features import Inception
+from tomadiff.tools.evaluate.job import REFERENCE, Drawing, Job, decode, encode
+from tomadiff.tools.evaluate.metrics import Statistics
+from tomadiff.tools.evaluate.resolved import resolved
+from tomadiff.tools.evaluate.scores import Wanted, judges_of, score
+from tomadiff.tools.evaluate.store import Store, append, folder_for, read_rows, slug
+from tomadiff.tools.evaluate.summary import cases, pareto, pareto_plot, summarise, table, worst_tenth
 
 WAYS = (REFERENCE, ("tomadiff", 0.5), ("tomesd", 0.5))
 JOB = Job("emoji-unet", WAYS, steps=2, size=(32, 32), threads=1)
@@ -336,7 +336,7 @@ def test_after_kill_9_everything_finished_is_kept_and_the_rest_is_drawn(tmp_path
     methods = ["--methods", "tomadiff", "tome", "--metrics", "psnr"]
     command = ["eval", *SMALL, "--limit", "6", *methods]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tomadiff.cli", *command, "-o", str(folder)],
+        [sys.executable, "-m", "tomadiff.tools.cli", *command, "-o", str(folder)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"PYTHONWARNINGS": "ignore"},
@@ -460,8 +460,8 @@ def test_mistakes_are_told_before_anything_is_drawn(
 def test_the_paper_protocol_is_three_thousand_pictures() -> None:
     from argparse import ArgumentParser
 
-    from tomadiff.quality import command
-    from tomadiff.quality.prompts import load_prompts
+    from tomadiff.tools.evaluate import command
+    from tomadiff.tools.evaluate.prompts import load_prompts
 
     parser = ArgumentParser()
     command.add_arguments(parser)
@@ -572,7 +572,8 @@ def test_statistics_of_another_network_are_refused_before_anything_is_drawn(
 def test_without_ray_everything_else_works_and_the_engine_says_how_to_get_it(tmp_path: Path) -> None:
     arguments = ["eval", *SMALL, "--engine", "ray", "-o", str(tmp_path / "out")]
     code = (
-        f"import sys; sys.modules['ray'] = None; from tomadiff.cli import main; sys.exit(main({arguments}))"
+        "import sys; sys.modules['ray'] = None; "
+        f"from tomadiff.tools.cli import main; sys.exit(main({arguments}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2 and "pip install 'tomadiff[ray]'" in done.stderr

@@ -13,10 +13,10 @@ import pytest
 from ray.cluster_utils import Cluster as RayCluster
 from test_eval import JOB, PROMPTS, SMALL, fill, lines_of, rows_of
 
-from tomadiff.cli import main
-from tomadiff.quality.engines import ray as engine
-from tomadiff.quality.job import REFERENCE, Drawing, Work
-from tomadiff.quality.store import Store, read_rows
+from tomadiff.tools.cli import main
+from tomadiff.tools.evaluate.engines import ray as engine
+from tomadiff.tools.evaluate.job import REFERENCE, Drawing, Work
+from tomadiff.tools.evaluate.store import Store, read_rows
 
 MORE = [*PROMPTS, "red apple", "banana", "taco", "sushi"]
 ONE = [Work("pizza", 0, (REFERENCE,))]

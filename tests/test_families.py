@@ -16,11 +16,11 @@ from tiny import NAMES, NEWEST, build, tiny
 from torch import Tensor, nn
 
 import tomadiff
-from tomadiff.cli import main
 from tomadiff.config import CHOICES
 from tomadiff.errors import ConfigError, UnsupportedModelError
-from tomadiff.families import FAMILIES, Family, family_of
-from tomadiff.families.refused import REFUSED, why
+from tomadiff.models import FAMILIES, Family, family_of
+from tomadiff.models.unsupported import REFUSED, why
+from tomadiff.tools.cli import main
 
 WHERE = CHOICES["where"]
 SEEDS = (0, 1, 2)

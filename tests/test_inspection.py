@@ -17,8 +17,8 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
 import tomadiff
-from tomadiff.cli import main
-from tomadiff.inspection import Inspection, inspect_call
+from tomadiff.tools.cli import main
+from tomadiff.tools.inspect import Inspection, inspect_call
 
 
 def follow_advice(inspection: Inspection) -> set[tuple[int, int]]:
@@ -44,7 +44,7 @@ def test_a_home_made_model_is_understood() -> None:
     assert (found.argument, found.output, found.spans) == ("x", 1, True)
     assert 0 < inspection.share(found) < 1
     assert inspection.advice(found) == [
-        "from tomadiff.families import Rows",
+        "from tomadiff.models import Rows",
         "tomadiff.apply(model, ratio=0.5, sites=tomadiff.Sites(blocks='layers', tokens='x', output=1, "
         "rotary=None, grid=lambda picture: tuple(side // 1 for side in picture.shape[-2:]), "
         "follows=(Rows('where', axis=0, ndim=2),), text='first', spans=True, time='sigma'))",

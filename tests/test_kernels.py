@@ -20,9 +20,10 @@ from tomadiff.methods import toma
 
 pytest.importorskip("triton", reason="Triton is not installed: there is none for this platform")
 
+from kernel_resources import SHARED, Compiled, compile_for, launches
+
 from tomadiff.kernels import merge, select
 from tomadiff.kernels.launch import Launch
-from tomadiff.kernels.resources import SHARED, Compiled, compile_for, launches
 
 
 def test_kernels_equal_core_in_the_interpreter() -> None:

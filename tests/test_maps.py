@@ -13,10 +13,10 @@ from PIL import Image
 from pipelines import denoiser, draw, make
 
 import tomadiff
-from tomadiff.hook import SiteHook
-from tomadiff.maps import MergeMap, Recorder
-from tomadiff.plans import KeptPlan
-from tomadiff.viz import contact_sheet, difference, merge_map
+from tomadiff.runtime.hook import SiteHook
+from tomadiff.runtime.plan_cache import KeptPlan
+from tomadiff.tools.drawing import contact_sheet, difference, merge_map
+from tomadiff.tools.merge_map import MergeMap, Recorder
 
 
 def test_the_map_of_a_step_is_the_plan_that_was_used_in_it(pipe: DiffusionPipeline) -> None:

@@ -240,7 +240,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | float) -> Tensor:
 def called(model: nn.Module, module: nn.Module) -> tuple[dict[str, Any], Any]:
     """What a module is called with and returns in a dense call of the model."""
     seen: list[tuple[dict[str, Any], Any]] = []
-    names = tomadiff.hook.parameter_names(module)
+    names = tomadiff.runtime.hook.parameter_names(module)
     handle = module.register_forward_hook(
         lambda _, args, kwargs, output: seen.append((dict(zip(names, args)) | kwargs, output)),
         with_kwargs=True,

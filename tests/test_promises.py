@@ -32,7 +32,7 @@ from pipelines import bare_call, denoiser, draw, make, text
 from torch import Tensor, nn
 
 import tomadiff
-from tomadiff.hook import Run
+from tomadiff.runtime.hook import Run
 
 PLACES = [{"where": "block"}, {"where": "module"}, {"where": "span"}]
 REMEMBER = {"remember": True, "dense_steps": 1}
@@ -671,8 +671,12 @@ def test_save_pretrained_of_a_patched_pipeline_saves_the_plain_model(
     absent = {name: None for name, part in pipe.components.items() if part is None}
     loaded = type(pipe).from_pretrained(tmp_path, **absent)
     loaded.set_progress_bar_config(disable=True)
-    assert torch.equal(draw(loaded), dense)
-    assert torch.equal(draw(tomadiff.apply(loaded, ratio=0.5)), merged)
+    weights, saved = denoiser(pipe).state_dict(), denoiser(loaded).state_dict()
+    assert weights.keys() == saved.keys()
+    assert all(torch.equal(weights[key], saved[key]) for key in weights)
+    # to rounding only: weights that lie elsewhere in memory are aligned otherwise, and then added up otherwise
+    torch.testing.assert_close(draw(loaded), dense, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(draw(tomadiff.apply(loaded, ratio=0.5)), merged, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("preset", ["toma", "toma_once", "toma_tile", "toma_stripe"])

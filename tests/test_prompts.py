@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tomadiff.demo.data import PROMPTS
-from tomadiff.quality.prompts import article, load_prompts
+from tomadiff.tools.demo.data import PROMPTS
+from tomadiff.tools.evaluate.prompts import article, load_prompts
 
 
 def write(path: Path, text: str, encoding: str = "utf-8") -> str:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tomadiff.quality.metrics import psnr, ssim
+from tomadiff.tools.evaluate.metrics import psnr, ssim
 
 
 def picture(seed: int) -> torch.Tensor:

@@ -33,13 +33,13 @@ from transformers import (
     ViTModel,
 )
 
-from tomadiff.demo.data import load_emoji
-from tomadiff.quality import weights
-from tomadiff.quality.features import Clip, Dino, Inception, Lpips
-from tomadiff.quality.metrics import Statistics, fid, psnr, ssim
-from tomadiff.quality.pictures import read_picture
-from tomadiff.quality.pretrained import Preparation
-from tomadiff.quality.weights import NotAvailable, Weights, fetch, find, read_arrays
+from tomadiff.tools.demo.data import load_emoji
+from tomadiff.tools.evaluate import weights
+from tomadiff.tools.evaluate.features import Clip, Dino, Inception, Lpips
+from tomadiff.tools.evaluate.metrics import Statistics, fid, psnr, ssim
+from tomadiff.tools.evaluate.pictures import read_picture
+from tomadiff.tools.evaluate.pretrained import Preparation
+from tomadiff.tools.evaluate.weights import NotAvailable, Weights, fetch, find, read_arrays
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -594,7 +594,7 @@ def test_models_out_of_reach_say_what_to_do(
         raise ConnectionError
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", nothing)
-    monkeypatch.setattr("tomadiff.quality.pretrained._hub_answers", lambda: answers)
+    monkeypatch.setattr("tomadiff.tools.evaluate.pretrained._hub_answers", lambda: answers)
     with pytest.raises(NotAvailable, match=f"{what}: .* is no folder with a model.*: go online once"):
         kind().load()
     assert asked == [True, False][: 1 + answers]  # a copy at hand comes first, a silent hub not at all

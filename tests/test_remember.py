@@ -14,12 +14,12 @@ from torch import Tensor
 
 import tomadiff
 from tomadiff.config import Config
-from tomadiff.hook import SiteHook
-from tomadiff.memory import Memory
 from tomadiff.methods import METHODS
-from tomadiff.pace import Pace
-from tomadiff.patch import Patch
-from tomadiff.plans import KeptPlan
+from tomadiff.runtime.hook import SiteHook
+from tomadiff.runtime.memory import Memory
+from tomadiff.runtime.plan_cache import KeptPlan
+from tomadiff.runtime.schedule import Pace
+from tomadiff.runtime.session import Patch
 
 
 class Watch:

@@ -12,7 +12,7 @@ from diffusers import DiffusionPipeline
 from pipelines import draw, make
 
 import tomadiff
-from tomadiff.cli import main, parser
+from tomadiff.tools.cli import main, parser
 
 
 def test_report_counts_tokens_calls_and_time(pipe: DiffusionPipeline) -> None:
@@ -66,7 +66,7 @@ def test_the_public_names_are_these() -> None:
 )
 def test_the_command_answers_in_one_line_and_a_code(arguments: list[str], code: int, says: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tomadiff.cli", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tomadiff.tools.cli", *arguments], capture_output=True, text=True, check=False
     )
     assert done.returncode == code
     assert says in done.stdout + done.stderr

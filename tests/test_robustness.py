@@ -33,9 +33,9 @@ import tomadiff
 from tomadiff.core import regions
 from tomadiff.core.select import TIE
 from tomadiff.errors import ConfigError, UnsupportedModelError
-from tomadiff.families import family_of
 from tomadiff.methods import METHODS as METHODS_BY_NAME
 from tomadiff.methods import todo, toma, tome
+from tomadiff.models import family_of
 
 SPAN: dict[str, Any] = {"where": "span"}
 EXAMPLES = 2  # of settings, for each model

@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 
 import tomadiff
-from tomadiff.load import load
+from tomadiff.tools.loading import load
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "ray_serve.py"
 PATH = "/v1/images/generations"

@@ -14,12 +14,12 @@ from pipelines import draw, make
 from tiny import build, tiny
 
 import tomadiff
-from tomadiff import settings
+from tomadiff import settings_file
 from tomadiff.__main__ import formatted
-from tomadiff.cli import main
 from tomadiff.errors import ConfigError
-from tomadiff.families import unet
-from tomadiff.named import configuration, pairs
+from tomadiff.models import unet
+from tomadiff.tools.cli import main
+from tomadiff.tools.method_spec import configuration, pairs
 
 CONFIGS: list[dict[str, Any]] = [
     {},
@@ -36,27 +36,29 @@ CONFIGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("given", CONFIGS, ids=str)
 def test_a_config_comes_back_from_its_file_and_from_its_way(given: dict[str, Any], tmp_path: Path) -> None:
     config = tomadiff.Config(**given)
-    settings.save(tmp_path / "some.json", config, {"device": "abacus", "psnr": 41.5})
-    found = settings.load(tmp_path / "some.json")
+    settings_file.save(tmp_path / "some.json", config, {"device": "abacus", "psnr": 41.5})
+    found = settings_file.load(tmp_path / "some.json")
     assert found.config == config and found.notes == {"device": "abacus", "psnr": 41.5}
     ((way, ratio),), left_out = pairs([str(tmp_path / "some.json")], [0.1], unet.FAMILY)
     assert configuration(way, ratio, unet.FAMILY) == config and not left_out
 
 
 def test_a_file_has_only_what_was_asked_for(tmp_path: Path) -> None:
-    settings.save(tmp_path / "some.json", tomadiff.Config(ratio=0.25, dense_every=4))
+    settings_file.save(tmp_path / "some.json", tomadiff.Config(ratio=0.25, dense_every=4))
     content = json.loads((tmp_path / "some.json").read_text())
     assert content["config"] == {"ratio": 0.25, "dense_every": 4}
 
 
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "some.json").write_text(settings.dumps(tomadiff.Config(ratio=0.25)), encoding="utf-8-sig")
-    assert settings.load(tmp_path / "some.json").config.ratio == 0.25
+    (tmp_path / "some.json").write_text(
+        settings_file.dumps(tomadiff.Config(ratio=0.25)), encoding="utf-8-sig"
+    )
+    assert settings_file.load(tmp_path / "some.json").config.ratio == 0.25
 
 
 def test_apply_and_merged_take_a_file_by_name_or_path(tmp_path: Path) -> None:
     path = tmp_path / "some.json"
-    settings.save(path, tomadiff.Config(ratio={1: 0.5}, where="block"))
+    settings_file.save(path, tomadiff.Config(ratio={1: 0.5}, where="block"))
     pipe = make("sd1")
     tomadiff.apply(pipe, ratio={1: 0.5}, where="block")
     expected = draw(pipe)
@@ -79,13 +81,13 @@ def test_a_file_means_what_keywords_would(tmp_path: Path) -> None:
 
 
 def test_a_file_and_keywords_together_are_refused(tmp_path: Path) -> None:
-    settings.save(tmp_path / "some.json", tomadiff.Config())
+    settings_file.save(tmp_path / "some.json", tomadiff.Config())
     with pytest.raises(ConfigError, match="not both"):
         tomadiff.apply(make("sd1"), tmp_path / "some.json", ratio=0.25)
 
 
 def test_a_config_that_does_not_fit_the_model_is_refused_as_ever(tmp_path: Path) -> None:
-    settings.save(tmp_path / "some.json", tomadiff.Config(ratio={16: 0.5}))
+    settings_file.save(tmp_path / "some.json", tomadiff.Config(ratio={16: 0.5}))
     with pytest.raises(ConfigError, match="it has 1, 2, 'block'"):
         tomadiff.apply(make("sd1"), tmp_path / "some.json")
 
@@ -121,12 +123,12 @@ def test_what_is_no_file_is_told(name: str) -> None:
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"can't write .*fast\.json: there is no folder .*nope$"):
-        settings.save(tmp_path / "nope" / "fast.json", tomadiff.Config())
+        settings_file.save(tmp_path / "nope" / "fast.json", tomadiff.Config())
 
 
 def test_the_commands_take_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    settings.save("some.json", tomadiff.Config(ratio={2: 0.5}, where="block", dense_every=0))
+    settings_file.save("some.json", tomadiff.Config(ratio={2: 0.5}, where="block", dense_every=0))
     small = ["--model", "emoji-unet", "--steps", "2"]
     assert main(["generate", "fox", *small, "--settings", "some.json", "-o", "x.png"]) == 0
     assert main(["merge-map", "fox", *small, "--settings", "some.json", "-o", "map.png"]) == 0
@@ -150,7 +152,7 @@ def test_commands_refuse_a_file_beside_other_settings(capsys: pytest.CaptureFixt
 
 def test_a_file_that_was_made_for_another_model_warns_and_the_report_says_so(tmp_path: Path) -> None:
     path, pipe = tmp_path / "fast.json", make("sd1")
-    settings.save(path, tomadiff.Config(ratio=0.25), {"model class": "FluxTransformer2DModel"})
+    settings_file.save(path, tomadiff.Config(ratio=0.25), {"model class": "FluxTransformer2DModel"})
     says = r"fast\.json was made for FluxTransformer2DModel, and this is UNet2DConditionModel"
     with pytest.warns(UserWarning, match=says):
         tomadiff.apply(pipe, path)
@@ -165,7 +167,7 @@ def test_a_file_that_was_made_for_another_model_warns_and_the_report_says_so(tmp
 def test_a_file_for_the_same_model_or_for_nobody_knows_which_is_silent(
     notes: dict[str, Any], tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    settings.save(tmp_path / "fast.json", tomadiff.Config(ratio=0.25), notes)
+    settings_file.save(tmp_path / "fast.json", tomadiff.Config(ratio=0.25), notes)
     pipe = tomadiff.apply(make("sd1"), tmp_path / "fast.json")
     assert not recwarn.list and tomadiff.report(pipe).made_for is None
 
@@ -175,7 +177,7 @@ def test_all_commands_warn_of_a_file_that_was_made_for_another_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = tomadiff.Config(ratio=0.5, dense_every=0)
-    settings.save("fast.json", config, {"model class": "FluxTransformer2DModel"})
+    settings_file.save("fast.json", config, {"model class": "FluxTransformer2DModel"})
     small = ["--model", "emoji-unet", "--steps", "1", "--size", "32", "32"]
     for command in (
         ["generate", "fox", *small, "--settings", "fast.json"],
@@ -196,7 +198,7 @@ def test_files_of_the_same_name_have_rows_of_their_own(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "some").mkdir()
     for path in ("dense.json", "fast.json", "some/fast.json"):
-        settings.save(path, tomadiff.Config(ratio=0.5))
+        settings_file.save(path, tomadiff.Config(ratio=0.5))
     command = ["demo", "--models", "emoji-unet", "--steps", "1", "--prompts", "fox"]
     assert main([*command, "--settings", "dense.json", "fast.json", "some/fast.json"]) == 0
     table = capsys.readouterr().out

@@ -11,14 +11,14 @@ from pipelines import denoiser, make
 from tiny import build, tiny
 
 import tomadiff
-from tomadiff import settings
-from tomadiff.cli import main
-from tomadiff.families import family_of
-from tomadiff.generate import Request, draw
-from tomadiff.load import load
-from tomadiff.quality import tune
-from tomadiff.quality.job import REFERENCE, Painter, encode
-from tomadiff.quality.store import read_rows
+from tomadiff import settings_file
+from tomadiff.models import family_of
+from tomadiff.tools import tune
+from tomadiff.tools.cli import main
+from tomadiff.tools.evaluate.job import REFERENCE, Painter, encode
+from tomadiff.tools.evaluate.store import read_rows
+from tomadiff.tools.generate import Request, draw
+from tomadiff.tools.loading import load
 
 SMALL = [
     "tune",
@@ -126,7 +126,7 @@ def test_the_command_writes_settings_that_draw_what_was_measured(
     first, second = dict.fromkeys(prompt for prompt, _ in drawn)
     assert {prompt for prompt, _ in drawn[before:]} == {second}, "the first was finished"
     assert "Chosen is tomadiff" in capsys.readouterr().out
-    found = settings.load(FOLDER / "settings.json")
+    found = settings_file.load(FOLDER / "settings.json")
     assert found.notes["measured"]["psnr"] >= 25 and found.notes["measured"]["pictures"] == 2
     assert found.notes["budget"] == {"psnr": 25.0} and found.notes["model"] == "emoji-unet"
     assert found.notes["model class"] == "UNet2DConditionModel"

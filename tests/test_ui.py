@@ -18,15 +18,15 @@ from PIL import Image
 from test_demo import whole_pipeline
 
 import tomadiff
-from tomadiff import settings
-from tomadiff.attachment import denoiser, patch_of
-from tomadiff.generate import draw
-from tomadiff.ui import show
-from tomadiff.ui.command import check_access
-from tomadiff.ui.easel import Cancelled
-from tomadiff.ui.results import Kept
-from tomadiff.ui.studio import Studio
-from tomadiff.ui.wish import WAYS, Limits, Wish, checked, checked_model, code
+from tomadiff import settings_file
+from tomadiff.runtime.registration import denoiser, patch_of
+from tomadiff.tools.generate import draw
+from tomadiff.tools.ui import show
+from tomadiff.tools.ui.command import check_access
+from tomadiff.tools.ui.easel import Cancelled
+from tomadiff.tools.ui.results import Kept
+from tomadiff.tools.ui.studio import Studio
+from tomadiff.tools.ui.wish import WAYS, Limits, Wish, checked, checked_model, code
 
 FORM: dict[str, Any] = {"prompt": "fox", "seed": 1, "steps": 2, "height": 32, "width": 32}
 
@@ -133,7 +133,7 @@ def test_the_code_makes_the_picture_of_the_page(
 
 def test_the_settings_file_makes_the_picture_of_the_page(studio: Studio, tmp_path: Path) -> None:
     _, made = studio.compare(wish(studio, method="toma_tile", ratio=0.25), "me", quiet)
-    settings.save(tmp_path / "s.json", made.merged.config)
+    settings_file.save(tmp_path / "s.json", made.merged.config)
     with tomadiff.merged(studio.pipe, tmp_path / "s.json"):
         assert same(draw(studio.pipe, made.wish.request)[0], made.merged.picture)
 
@@ -361,7 +361,7 @@ def test_a_password_that_is_none_is_refused(auth: str) -> None:
 
 
 def test_the_command_refuses_before_it_loads_anything(capsys: pytest.CaptureFixture[str]) -> None:
-    from tomadiff.cli import main
+    from tomadiff.tools.cli import main
 
     assert main(["ui", "--host", "0.0.0.0", "--model", "nobody/nothing"]) == 2
     assert "--no-auth" in capsys.readouterr().err
@@ -379,7 +379,7 @@ def test_only_what_the_page_needs_gets_through_the_gate(tmp_path: Path) -> None:
     pytest.importorskip("gradio", reason="pip install 'tomadiff[ui]'")
     from starlette.testclient import TestClient
 
-    from tomadiff.ui.gate import MOST_BYTES, Gate
+    from tomadiff.tools.ui.gate import MOST_BYTES, Gate
 
     async def everything(scope: Any, receive: Any, send: Any) -> None:
         from starlette.responses import PlainTextResponse

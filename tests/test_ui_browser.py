@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tomadiff import settings
-from tomadiff.ui.studio import Studio
+from tomadiff import settings_file
+from tomadiff.tools.ui.studio import Studio
 
 pytest.importorskip("gradio", reason="pip install 'tomadiff[ui]'")
 api = pytest.importorskip("playwright.sync_api", reason="pip install 'tomadiff[test]'")
@@ -50,7 +50,7 @@ def address(
     browser: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """Of a server that was started as users start it, and that ends when it is told to."""
-    command = [sys.executable, "-m", "tomadiff.cli", "ui", "--threads", "1", "--max-steps", "60"]
+    command = [sys.executable, "-m", "tomadiff.tools.cli", "ui", "--threads", "1", "--max-steps", "60"]
     if request.config.getoption("--screenshots"):
         command += ["--model", "emoji-flux"]  # whose speed-up is worth a picture
     log = tmp_path_factory.mktemp("ui") / "log"
@@ -221,7 +221,7 @@ def test_a_sweep_and_what_can_be_taken_away(address: str, visit: Callable[..., A
         with page.expect_download() as download:
             page.click(f"#{name}")
         download.value.save_as(tmp_path / f"{name}{ending}")
-    assert settings.load(tmp_path / "settings-file.json").config.ratio == 0.75
+    assert settings_file.load(tmp_path / "settings-file.json").config.ratio == 0.75
     assert (tmp_path / "sheet-file.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -317,8 +317,8 @@ def test_nothing_can_be_uploaded_and_no_other_file_be_read(address: str) -> None
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Studio]]:
     """A second server, in this process: with a password, room for one to wait, and a choice of models."""
-    from tomadiff.ui.page import build
-    from tomadiff.ui.server import launch
+    from tomadiff.tools.ui.page import build
+    from tomadiff.tools.ui.server import launch
 
     folder = tmp_path_factory.mktemp("guarded")
     studio = Studio("emoji-flux")

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 import tomadiff
 from tomadiff.errors import ConfigError
-from tomadiff.generate import Request
-from tomadiff.generate import draw as draw_picture
-from tomadiff.maps import Recorder
-from tomadiff.settings import load as load_settings
-from tomadiff.settings import save as save_settings
-from tomadiff.viz import merge_map
+from tomadiff.settings_file import load as load_settings
+from tomadiff.settings_file import save as save_settings
+from tomadiff.tools.drawing import merge_map
+from tomadiff.tools.generate import Request
+from tomadiff.tools.generate import draw as draw_picture
+from tomadiff.tools.merge_map import Recorder
 
 
 @pytest.fixture

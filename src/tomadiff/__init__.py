@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from os import PathLike
 from typing import Any, TypeVar
 
-from . import attachment
 from .config import Config, make
 from .errors import NotPatchedError
-from .families import FAMILIES, Family, family_of, undeclared
-from .families.undeclared import Sites
-from .patch import Patch
+from .models import FAMILIES, Family, custom, family_of
+from .models.custom import Sites
 from .report import Report, make_report
-from .settings import load as load_settings
-from .settings import warn_of_another
+from .runtime import registration
+from .runtime.session import Patch
+from .settings_file import load as load_settings
+from .settings_file import warn_of_another
 
 __version__ = "0.1.0"
 __all__ = ["Config", "Sites", "apply", "families", "merged", "remove", "report"]
@@ -52,22 +52,22 @@ def apply(
         # as if by keyword, so that what it leaves out is as the model allows; beside others, it is refused
         config, settings = (file.config, settings) if settings or preset else (None, file.given)
     patches = []
-    for model, pipeline in attachment.denoisers(target):
-        family = family_of(model) if sites is None else undeclared.family(model, sites)
+    for model, pipeline in registration.denoisers(target):
+        family = family_of(model) if sites is None else custom.family(model, sites)
         chosen = make(config, preset, settings, family.paper_reuse, family.offers)
         patches.append(Patch(model, family, chosen, pipeline))
     made_for = warn_of_another(path, file, patches[0].model) if file else None
     remove(target)
     for patch in patches:
         patch.made_for = made_for
-        attachment.attach(patch)
+        registration.attach(patch)
     return target
 
 
 def remove(target: Target) -> Target:
     """Take merging off again, exactly; nothing happens where there is none. Returns the target."""
     for patch in _patches(target):
-        attachment.detach(patch)
+        registration.detach(patch)
         patch.forget()  # hooks and modules hold each other: its tensors would stay until these are collected
     return target
 
@@ -82,7 +82,7 @@ def merged(
     **settings: Any,
 ) -> Iterator[Target]:
     """Merging for the length of a `with` block, then again what was there before."""
-    models, before = [model for model, _ in attachment.denoisers(target)], _patches(target)
+    models, before = [model for model, _ in registration.denoisers(target)], _patches(target)
     apply(target, config, preset=preset, sites=sites, **settings)
     try:
         yield target
@@ -90,18 +90,18 @@ def merged(
         for each in (target, *models):  # a pipeline may have got another model meanwhile
             remove(each)
         for patch in before:
-            attachment.attach(patch)
+            registration.attach(patch)
 
 
 def report(target: Any) -> Report:
     """What merging did since it was applied; prints as a table."""
     patches = _patches(target)
     if not patches:
-        model = attachment.denoiser(target)[0]
+        model = registration.denoiser(target)[0]
         raise NotPatchedError(
             f"nothing to report: {type(model).__name__} has no merging; call tomadiff.apply first"
         )
-    return make_report(patches, attachment.second(target))
+    return make_report(patches, registration.second(target))
 
 
 def families() -> tuple[Family, ...]:
@@ -111,5 +111,5 @@ def families() -> tuple[Family, ...]:
 
 def _patches(target: Any) -> list[Patch]:
     """What is on the models of a target."""
-    models = [model for model, _ in attachment.denoisers(target)]
-    return [patch for patch in map(attachment.patch_of, models) if patch is not None]
+    models = [model for model, _ in registration.denoisers(target)]
+    return [patch for patch in map(registration.patch_of, models) if patch is not None]

@@ -13,7 +13,7 @@ def main() -> int:
     # in every process, it says at length that it does without torchvision
     logging.getLogger("transformers").setLevel(logging.ERROR)
     warnings.formatwarning = formatted
-    from .cli import main as run
+    from .tools.cli import main as run
 
     return run()
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .config import Config
-from .patch import Patch
+from .runtime.session import Patch
 
 
 @dataclass(frozen=True)

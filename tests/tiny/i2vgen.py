@@ -5,7 +5,7 @@ from typing import Any
 from seeded import noise, text, times
 from torch import nn
 
-from . import modelscope
+from tomadiff import modelscope
 
 MODEL = "I2VGenXLUNet"
 SETTINGS = modelscope.SETTINGS | {"num_attention_heads": 2}

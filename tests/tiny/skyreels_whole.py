@@ -6,7 +6,7 @@ import diffusers
 from seeded import bare_pipeline
 from torch import nn
 
-from . import skyreels, wan
+from tomadiff import skyreels, wan
 
 MODEL, SETTINGS = skyreels.MODEL, wan.SETTINGS
 GRID, ODD = wan.GRID, wan.ODD

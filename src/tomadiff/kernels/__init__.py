@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from tomadiff.errors import ConfigError
 
 LARGEST = 256  # tokens in a region that one program can hold; larger ones are core's
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..core import Plan
+from tomadiff.core import Plan
+
 from .launch import Launch, block
 
 # larger blocks run out of registers where there are no tensor cores: fp32 without TF32, and Volta

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import Plan, Regions
+from tomadiff.core import Plan, Regions
+
 from .merge import merge, unmerge
 
 

@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..core import Regions, Slots
-from ..core import select as twin
+from tomadiff.core import Regions, Slots
+from tomadiff.core import select as twin
+
 from . import LARGEST
 from .launch import Launch, block
 

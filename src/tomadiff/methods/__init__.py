@@ -9,7 +9,8 @@ import math
 
 import torch
 
-from ..config import Config
+from tomadiff.config import Config
+
 from . import ideal, todo, tofu, toma, tome
 
 # made once a block, from what goes into it, not from what its modules get

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import Config
-from ..core import Regions, cut, kept
+from tomadiff.config import Config
+from tomadiff.core import Regions, cut, kept
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..config import Config
-from ..core import Regions, cut
+from tomadiff.config import Config
+from tomadiff.core import Regions, cut
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..config import Config
-from ..core import cut
+from tomadiff.config import Config
+from tomadiff.core import cut
+
 from .tome import Matching, match, pick
 
 PRUNED = 0.5  # the first half of the blocks prune

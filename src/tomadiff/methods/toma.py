@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..config import Config
-from ..core import (
+from tomadiff import kernels
+from tomadiff.config import Config
+from tomadiff.core import (
     Plan,
     Reduction,
     Regions,
@@ -55,7 +55,7 @@ def plan(
     )
     if not kernels.usable(features, regions.size):
         return plan
-    from ..kernels.plan import Fused  # brings Triton
+    from tomadiff.kernels.plan import Fused  # brings Triton
 
     return Fused(plan, cut(grid, "global", config.region_size, False, features.device))
 
@@ -71,7 +71,7 @@ def lengths(grid: tuple[int, ...], ratio: float, config: Config, device: torch.d
 def _choose(features: Tensor, regions: Regions, places: Slots) -> Tensor:
     """[B, K] destinations, by facility location in each region."""
     if kernels.usable(features, regions.size):
-        from ..kernels.select import destinations  # brings Triton
+        from tomadiff.kernels.select import destinations  # brings Triton
 
         return destinations(features, regions, places)
     split = regions.split(regions.arrange(features))

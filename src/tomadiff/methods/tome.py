@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import Config
-from ..core import Regions, cut, kept
+from tomadiff.config import Config
+from tomadiff.core import Regions, cut, kept
 
 CELL = 2  # tokens on the side of a cell, one of which is a destination
 

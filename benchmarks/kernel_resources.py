@@ -1,0 +1,105 @@
+"""What the kernels take of a GPU, as compiled for it ahead of time, which needs no GPU.
+
+python benchmarks/kernel_resources.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import mangle_type
+
+from tomadiff.core import Plan, cut, slots
+from tomadiff.kernels.launch import Launch
+from tomadiff.kernels.merge import merge_launch, unmerge_launch
+from tomadiff.kernels.select import destinations_launch
+
+CPU = torch.device("cpu")
+KERNELS = ("destinations", "merge", "unmerge")
+SHARED = {70: 96, 80: 163, 90: 227}  # KB that a program can have, by compute capability: V100, A100, H100
+
+
+@dataclass(frozen=True)
+class Compiled:
+    ptx: str
+    cubin: bytes
+    registers: int  # of a thread
+    spilled: int  # bytes of a thread's registers that had to go to memory, stores and loads
+    shared: int  # bytes of a program
+
+
+def compile_for(capability: int, launch: Launch) -> Compiled:
+    """Compile what a launch with these arguments would compile on such a GPU."""
+    signature, constants, attributes = {}, {}, {}
+    for place, parameter in enumerate(launch.kernel.params):
+        value = launch.arguments[parameter.name]
+        kind = "constexpr" if parameter.is_constexpr else mangle_type(value, specialize=True)
+        signature[parameter.name] = kind
+        if kind == "constexpr":
+            constants[parameter.name] = value
+        elif (value.data_ptr() if isinstance(value, Tensor) else value) % 16 == 0:
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    log = io.StringIO()
+    with knobs.compilation.scope(), knobs.nvidia.scope(), contextlib.redirect_stdout(log):
+        knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True  # the log isn't kept
+        target = GPUTarget("cuda", capability, 32)
+        kernel = triton.compile(source, target, launch.options)
+    return Compiled(
+        ptx=kernel.asm["ptx"],
+        cubin=kernel.asm["cubin"],
+        registers=int(re.search(r"Used (\d+) registers", log.getvalue())[1]),
+        spilled=sum(map(int, re.findall(r"(\d+) bytes spill", log.getvalue()))),
+        shared=kernel.metadata.shared,
+    )
+
+
+def launches(
+    grid: tuple[int, ...], size: int | tuple[int, ...], channels: int, dtype: torch.dtype
+) -> dict[str, Launch]:
+    """What a block of such tokens in tiles of such a size launches at ratio 0.5, for two samples."""
+    regions = cut(grid, "tile", size, False, CPU)
+    places = slots(regions.lengths, 0.5, CPU)
+    x = torch.empty(2, regions.tokens, channels, dtype=dtype)
+    y = torch.empty(2, places.kept, channels, dtype=dtype)
+    chosen = torch.empty(2, places.kept, dtype=torch.long)
+    weights = torch.empty(2 * regions.count, places.size, regions.size, dtype=dtype)
+    plan = Plan(regions, places, chosen, weights, weights, weights.transpose(1, 2))
+    made = (
+        destinations_launch(x, regions, places, chosen),
+        merge_launch(plan, x, y),
+        unmerge_launch(plan, y, x, y, x),
+    )
+    return dict(zip(KERNELS, made))
+
+
+def main() -> None:
+    print("registers of a thread / KB of shared memory / bytes spilled\n")
+    print(f"| kernel | threads | {' | '.join(f'sm_{capability}' for capability in SHARED)} |")
+    print("|---|--:|--:|--:|--:|")
+    for title, kernels, *case in (
+        ("64 tokens, fp16", KERNELS, (64, 64), 8, 640, torch.float16),
+        ("ragged tiles, fp16", KERNELS, (60, 107), 8, 640, torch.float16),
+        ("64 tokens, bf16", KERNELS, (64, 64), 8, 3072, torch.bfloat16),
+        ("64 tokens, fp32", KERNELS, (64, 64), 8, 640, torch.float32),
+        ("128 tokens, fp16", KERNELS[:1], (64, 64), (8, 16), 640, torch.float16),
+        ("256 tokens, fp16", KERNELS[:1], (64, 64), 16, 640, torch.float16),
+    ):
+        for kernel in kernels:
+            launch = launches(*case)[kernel]
+            made = [compile_for(capability, launch) for capability in SHARED]
+            cells = [f"{one.registers} / {one.shared / 1024:.0f} / {one.spilled}" for one in made]
+            print(f"| {kernel}: {title} | {32 * launch.warps} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

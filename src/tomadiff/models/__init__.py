@@ -1,0 +1,36 @@
+"""One small declaration for each architecture: adding a file with a FAMILY adds it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from torch import nn
+
+from tomadiff.errors import UnsupportedModelError
+
+from .family import Block, Call, Family, Rows, Site
+from .unsupported import why
+
+_FILES = sorted(file.name for file in pkgutil.iter_modules(__path__))
+_DECLARED = (getattr(importlib.import_module(f".{name}", __name__), "FAMILY", None) for name in _FILES)
+FAMILIES: tuple[Family, ...] = tuple(family for family in _DECLARED if family)
+
+
+def family_of(model: nn.Module) -> Family:
+    """The family of a model, by the names of its class and its bases."""
+    names = {cls.__name__ for cls in type(model).__mro__}
+    for family in FAMILIES:
+        if names & set(family.models):
+            return family
+    reason = why(type(model).__name__)
+    if reason:
+        raise UnsupportedModelError(f"{type(model).__name__} can't be merged: {reason}")
+    supported = "\n  ".join(str(family) for family in FAMILIES)
+    raise UnsupportedModelError(
+        f"{type(model).__name__} is of no family that tomadiff knows. If it has transformer blocks, say "
+        f"where with sites=tomadiff.Sites(...); `tomadiff inspect` helps. Supported are:\n  {supported}"
+    )
+
+
+__all__ = ["FAMILIES", "Block", "Call", "Family", "Rows", "Site", "family_of"]

@@ -1,0 +1,348 @@
+"""Where merging gains: measured on the user's own device, model and size, once, and kept on disk.
+
+At the first call of a size, the model is run a few times on copies of its arguments, dense and merged in
+turns. Sites of a kind and level are timed apart, and merge from then on only if they were faster for it.
+These calls are no steps, and leave no trace: with an answer from the disk, the picture is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from tomadiff.core import Schedule
+from tomadiff.errors import ConfigError
+
+from .conflicts import cached
+from .files import cache, write_whole
+from .hook import SiteHook
+from .machine import processor, versions, wait_for
+from .plan_cache import Plans
+from .schedule import Pace
+
+if TYPE_CHECKING:
+    from .session import Patch
+
+LEAST = 1.05  # a speed-up of sites that is worth a changed picture, and can be told from noise
+ROUNDS = (3, 7)  # at least and at most, of a dense and a merged call
+WARM_UP = 5  # calls before these
+ENOUGH = 20.0  # seconds, after which no more rounds than the least are begun
+NEVER = Schedule(10**9, 10**9)  # are plans made anew, while merged calls are timed
+
+log = logging.getLogger("tomadiff")
+Group = tuple[str, int]  # sites of a kind, at a level
+Situation = tuple[Any, ...]  # what may change from call to call, and decides
+
+
+@dataclass(frozen=True)
+class Part:
+    """What was measured of a group of sites: seconds in a call, with its share of the planning if merged."""
+
+    kind: str
+    level: int
+    sites: int
+    dense: float
+    merged: float
+    speedup: float  # median of what it was in each round
+    merge: bool  # is it worth it?
+
+    def __str__(self) -> str:
+        does = "merged" if self.merge else "left dense"
+        return f"{self.kind} at level {self.level} {does}, {self.speedup:.2f}x"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Where to merge in one situation."""
+
+    about: dict[str, Any]  # all that it depends on
+    parts: list[Part]
+    call: float  # seconds of a dense one
+    rounds: int
+    took: float  # seconds
+
+    @property
+    def off(self) -> frozenset[Group]:
+        return frozenset((part.kind, part.level) for part in self.parts if not part.merge)
+
+    @property
+    def saving(self) -> float:
+        """The share of a dense call that a merged one saves."""
+        return sum(part.dense - part.merged for part in self.parts if part.merge) / self.call
+
+    def __str__(self) -> str:
+        tokens = " x ".join(map(str, self.about["tokens"]))
+        sample = " and ".join(" x ".join(map(str, shape)) for shape in self.about["sample"])
+        told = f"auto, {tokens} tokens, sample {sample}: " + "; ".join(map(str, self.parts)) + ". "
+        if not any(part.merge for part in self.parts):
+            told += "Nothing gains here, so all stays dense"
+        else:
+            told += f"A merged call saves {self.saving:.0%} of a dense one"
+        on = f"{self.about['processor']}, {self.about['dtype']}"
+        return f"{told} ({self.rounds} rounds in {self.took:.1f} s on {on})"
+
+
+def decide(patch: Patch, call: dict[str, Any]) -> Answer:
+    """Where to merge in this call of the model: as known, as on the disk, or as measured now."""
+    sample = _sample(patch, call)
+    shapes, device = tuple(tensor.shape for tensor in sample), sample[0].device
+    precision = [sample[0].dtype, patch.model.dtype]
+    if torch.is_autocast_enabled(device.type):
+        precision.append(torch.get_autocast_dtype(device.type))
+    layout = patch.state.layout
+    situation = (layout.grid(1), shapes, layout.others, *precision, device, _cut(patch), _compiled(patch))
+    if situation not in patch.answers:
+        about = _about(patch, shapes, precision, device)
+        file = cache() / "auto" / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.json"
+        patch.answers[situation] = _read(file, about, patch) or _found_out(patch, call, about, file)
+    return patch.answers[situation]
+
+
+def group_of(hook: SiteHook) -> Group:
+    return hook.site.kind, hook.place.level
+
+
+def _cut(patch: Patch) -> bool:
+    """Whether blocks are runs of their own; a cache cuts runs too, but takes the answer from without it."""
+    return patch.state.cut and not cached(patch.model)
+
+
+def _compiled(patch: Patch) -> bool:
+    """Whether blocks are, one by one."""
+    return any(hook.region.settings is not None for hook in patch.sites)
+
+
+def _sample(patch: Patch, call: dict[str, Any]) -> list[Tensor]:
+    """The first argument with tokens or pixels in it, in a batch or as a list."""
+    for name in patch.parameters:
+        tensors = [leaf for leaf in tree_leaves(call.get(name)) if isinstance(leaf, Tensor)]
+        if tensors and tensors[0].ndim > 1:
+            return tensors
+    raise ConfigError("auto can't tell the size of this call; give a ratio without auto")
+
+
+def _about(
+    patch: Patch, shapes: tuple[torch.Size, ...], precision: list[torch.dtype], device: torch.device
+) -> dict[str, Any]:
+    """All that an answer depends on, as JSON has it."""
+    model = patch.model
+    config = {name: value for name, value in dict(model.config).items() if not name.startswith("_")}
+    attention = {
+        f"{type(attention.processor).__name__} {getattr(attention.processor, '_attention_backend', None)}"
+        for hook in patch.sites
+        for attention in hook.attentions
+    }
+    about = {
+        "model": type(model).__name__,
+        "model config": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest(),
+        "adapters": bool(getattr(model, "_hf_peft_config_loaded", False)),
+        "attention": sorted(attention),
+        "tokens": patch.state.layout.grid(1),
+        "sample": shapes,
+        "others": patch.state.layout.others,
+        "dtype": " / ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in precision)),
+        "processor": processor(device),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "kernels": os.environ.get("TOMADIFF_KERNELS", "auto"),
+        "cut": _cut(patch),
+        "compiled": _compiled(patch),
+        "settings": patch.config.asked(),
+        "versions": versions(),
+    }
+    return json.loads(json.dumps(about))
+
+
+def _read(file: Path, about: dict[str, Any], patch: Patch) -> Answer | None:
+    """What is on the disk, if it is whole and about the same."""
+    try:
+        content = json.loads(file.read_text())
+        answer = Answer(**{**content, "parts": [Part(**part) for part in content["parts"]]})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    groups = {(part.kind, part.level) for part in answer.parts}
+    return answer if answer.about == about and groups == set(_groups(patch)) else None
+
+
+def _found_out(patch: Patch, call: dict[str, Any], about: dict[str, Any], file: Path) -> Answer:
+    """Measure, say so, and keep the answer."""
+    _check(patch)
+    calls = " to ".join(str(WARM_UP + 2 * rounds) for rounds in ROUNDS)
+    log.warning("tomadiff measures where merging gains here, once, in %s calls of the model...", calls)
+    answer = measure(patch, lambda: patch.model(**_copied(call)), about)
+    answer = _read(file, about, patch) or answer  # of several at once, the first one's holds for all
+    log.warning("tomadiff: %s", answer)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, lambda partial: partial.write_text(json.dumps(asdict(answer), indent=1)))
+    except OSError as error:
+        log.warning("tomadiff: this could not be kept for the next time: %s", error)
+    return answer
+
+
+def _check(patch: Patch) -> None:
+    """Some things make calls that are no steps impossible, or their times meaningless."""
+    later = "generate once at this size before it; what was found is kept"
+    if torch.is_grad_enabled():
+        raise ConfigError(
+            "auto can't measure under autograd: call the model under torch.no_grad(), or give a ratio "
+            "without auto, to train with merging everywhere"
+        )
+    if cached(patch.model):
+        raise ConfigError(f"auto can't measure beside a cache, which counts calls as steps: {later}")
+    if patch.model._compiled_call_impl is not None:
+        raise ConfigError(f"auto can't measure inside a model that compile() compiled as a whole: {later}")
+
+
+def measure(patch: Patch, call: Callable[[], Any], about: dict[str, Any]) -> Answer:
+    """Time dense and merged calls in turns, and compare neighbours only: machines change their pace."""
+    begin, groups = time.perf_counter(), _groups(patch)
+    with _aside(patch), _timed(patch) as watch:
+        steps = _Steps(patch, call, watch)
+        steps.dense(remember=True), steps.dense(remember=True)  # two, to forecast from
+        steps.merged()  # whoever goes first pays for warming up
+        steps.dense(remember=True)
+        patch.state.plans.clear()
+        patch.state.times.synchronise = True  # to know what planning takes
+        steps.merged()
+        patch.state.times.synchronise = False
+        planning = {group: watch.plan[group] / _keeps_plans_for(patch) for group in groups}
+        rounds: list[tuple[dict[Group, float], dict[Group, float]]] = []
+        calls: list[float] = []
+        start = time.perf_counter()
+        while len(rounds) < ROUNDS[0] or (len(rounds) < ROUNDS[1] and time.perf_counter() - start < ENOUGH):
+            calls.append(steps.dense(remember=False))
+            dense = dict(watch.seconds)
+            steps.merged()
+            rounds.append((dense, {group: watch.seconds[group] + planning[group] for group in groups}))
+    return Answer(
+        about=about,
+        parts=[_part(group, count, rounds) for group, count in groups.items()],
+        call=statistics.median(calls),
+        rounds=len(rounds),
+        took=time.perf_counter() - begin,
+    )
+
+
+def _part(group: Group, count: int, rounds: list[tuple[dict[Group, float], dict[Group, float]]]) -> Part:
+    dense, merged = ([times[side][group] for times in rounds] for side in (0, 1))
+    speedup = statistics.median(a / b for a, b in zip(dense, merged))
+    return Part(*group, count, statistics.median(dense), statistics.median(merged), speedup, speedup >= LEAST)
+
+
+def _groups(patch: Patch) -> Counter[Group]:
+    """Those that may merge, and how many sites are in them."""
+    return Counter(group_of(hook) for hook in patch.sites if any(hook.place.ratios))
+
+
+def _keeps_plans_for(patch: Patch) -> float:
+    """Steps for each plan that is made; with two layouts in turns, there are twice as many plans."""
+    return patch.config.refresh_weights / (1 + patch.config.shift)
+
+
+class _Steps:
+    """Calls as in a generation, dense and merged, of which the model's clock doesn't know."""
+
+    def __init__(self, patch: Patch, call: Callable[[], Any], watch: _Watch) -> None:
+        self.patch, self.call, self.watch = patch, call, watch
+        # as in a generation that is long enough to remember: what that takes counts
+        remembers = bool(patch.config.remember)
+        self.pace = Pace(remembers, every=patch.config.cadence(remembers)[1])
+        # so far from each other that shifted layouts are always the same
+        self.stride = 2 * max(self.pace.every, 1)
+
+    def dense(self, remember: bool) -> float:
+        return self._run(True, self.pace if remember else Pace())
+
+    def merged(self) -> float:
+        return self._run(False, self.pace)
+
+    def _run(self, dense: bool, pace: Pace) -> float:
+        self.patch.state.clock.step += self.stride
+        self.patch.trial, self.patch.state.pace = dense, pace
+        self.watch.clear()
+        wait_for(self.watch.device)
+        start = time.perf_counter()
+        self.call()
+        wait_for(self.watch.device)
+        return time.perf_counter() - start
+
+
+class _Watch:
+    """Seconds that groups of sites take in a call, and of these, those for planning if they are known."""
+
+    def __init__(self, patch: Patch) -> None:
+        self.patch, self.device = patch, torch.device("cpu")
+        self.seconds: Counter[Group] = Counter()
+        self.plan: Counter[Group] = Counter()
+
+    def clear(self) -> None:
+        self.seconds.clear()
+        self.plan.clear()
+
+    def start(self, module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        self.device = next(leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        wait_for(self.device)
+        self._start, self._planned = time.perf_counter(), self.patch.state.times.seconds["plan"]
+
+    def stop(self, group: Group) -> None:
+        wait_for(self.device)
+        planning = self.patch.state.times.seconds["plan"] - self._planned
+        self.plan[group] += planning
+        self.seconds[group] += time.perf_counter() - self._start - planning
+
+
+@contextlib.contextmanager
+def _timed(patch: Patch) -> Iterator[_Watch]:
+    """From outside, run by run: all that merging adds is in it."""
+    watch, handles = _Watch(patch), []
+    try:
+        for hook in patch.sites:
+            module, group = hook.place.module, group_of(hook)
+            if patch.state.cut or hook is hook.run.sites[0]:
+                handles.append(module.register_forward_pre_hook(watch.start, with_kwargs=True))
+            if patch.state.cut or hook is hook.run.sites[-1]:
+                handles.append(module.register_forward_hook(lambda *_, group=group: watch.stop(group)))
+        yield watch
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def _aside(patch: Patch) -> Iterator[None]:
+    """What happens to merging in here leaves no trace."""
+    state = patch.state
+    owners = (patch, state, state.clock, state.layout, state.times, *patch.sites)
+    before = [dict(vars(owner)) for owner in owners]
+    try:
+        for owner in owners:
+            vars(owner).update(
+                {name: dict(value) for name, value in vars(owner).items() if type(value) is dict}
+            )
+        state.plans = Plans(NEVER)
+        for hook in patch.sites:
+            hook.memories = {}
+        yield
+    finally:
+        for owner, attributes in zip(owners, before):
+            vars(owner).clear()
+            vars(owner).update(attributes)
+
+
+def _copied(arguments: Any) -> Any:
+    """Some models take lists apart, or write into what they are given."""
+    return tree_map_only(Tensor, Tensor.clone, arguments)

@@ -1,0 +1,384 @@
+"""The one hook: merge, run the module, unmerge."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.hooks import HookRegistry, ModelHook
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from tomadiff.errors import ConfigError, UnsupportedModelError
+from tomadiff.models import Call, Rows, Site
+
+from . import compile
+from .memory import Memory
+from .per_token import alter, follow
+from .plan_cache import KeptPlan
+from .planner import BLOCK_INPUT, Planner
+from .sequence import Merged, picture, with_picture
+from .sites import Place
+from .state import State
+
+HOOK = "tomadiff"  # our name in diffusers' hook registries
+
+
+@dataclass
+class Run:
+    """Sites that run one after the other, and the tokens on their way through them.
+
+    Blocks don't care about the order of tokens, so these are arranged by regions before the first block and
+    restored after the last; in a span they are also merged and unmerged only there.
+    """
+
+    sites: list[SiteHook] = field(default_factory=list)
+    merged: Merged | None = None
+    before: Tensor | None = None  # in a dense step, the sequence as it was
+    # what compiled code does not see
+    kept: KeptPlan | None = None
+    arranged: Tensor | None = None  # the picture's tokens, where that moved any
+
+    def clear(self) -> None:
+        self.merged = self.before = self.kept = self.arranged = None
+
+
+def join_runs(hooks: list[SiteHook]) -> None:
+    """Let neighbouring blocks share a run."""
+    runs: dict[str, Run] = {}
+    for hook in hooks:
+        hook.run = runs.setdefault(hook.place.neighbours, Run())
+        hook.run.sites.append(hook)
+
+
+class SiteHook(ModelHook):
+    """Merge, run, unmerge: around a submodule, a block, or with its neighbours around a span of blocks.
+
+    `merge`, `alike`, `unmerge` and `remember` do the work. In compiled code, operators take their places:
+    the methods of the same names with an underscore choose.
+    """
+
+    def __init__(self, state: State, place: Place) -> None:
+        super().__init__()
+        self.state, self.place, self.site = state, place, place.site
+        if not self.site.path and compile.by_others(place.module):
+            raise ConfigError(
+                f"{place.name} is compiled already, and merging has to be around what is compiled: "
+                "call tomadiff.apply first, then compile_repeated_blocks()"
+            )
+        self.parameters = parameter_names(place.module)
+        self.argument = self.site.tokens or self.parameters[0]
+        self.planner = Planner(state, place, self.argument)
+        self.run = Run([self])
+        self.attentions = [module for module in place.module.modules() if hasattr(module, "processor")]
+        self.projections: dict[nn.Module, RemovableHandle] = {}  # whose input becomes merged tokens
+        self.number = compile.number(self)
+        self.region = compile.Region()
+        # by call of the step, visit, cut or not, output, and batch, which shrinks where guidance ends
+        self.memories: dict[tuple[int, int, bool, int, int], Memory] = {}
+        # in this call
+        # how often it did what: a block may run on one part of the batch after the other
+        self.visits: Counter[str | int] = Counter()
+        self.off = False  # since merging doesn't gain here, as auto found
+        self.ratio = place.ratios[0]
+        self.idle = self.ran = False
+        # tokens of the picture in this call: all, merged ones, and places where they are when arranged
+        self.image = self.short = self.places = 0
+        self.short_first = 0  # merged tokens of the first frame, where it is treated apart
+        # for the report
+        self.tokens = self.kept = self.calls = self.dense_calls = 0
+        self.kept_at: dict[float, tuple[int, int]] = {}  # by ratio, of how many and how many
+
+    # -- on the module, and off again ----------------------------------------------------------------------
+
+    def register(self) -> None:
+        module = self.place.module
+        HookRegistry.check_if_exists_or_initialize(module).register_hook(self, HOOK)
+        self.forward = self.fn_ref.forward
+        if not self.site.path:
+            self.region.take(module)
+
+    def settle(self) -> None:
+        """Stay in place: diffusers, taking a hook off from under ours, puts what is left in our place."""
+        if self.fn_ref.forward is not self.forward:
+            self.fn_ref.original_forward, self.fn_ref.forward = self.fn_ref.forward, self.forward
+        self.region.settle(self.fn_ref.original_forward)
+        # adapters may have put themselves in a projection's place since the last call
+        projections = {getattr(self.place.module, name) for name in self.site.keys_projections}
+        if projections != set(self.projections):
+            self._let_go()
+            self.projections = {each: each.register_forward_pre_hook(self._instead) for each in projections}
+
+    def unregister(self) -> None:
+        self.settle()
+        self._let_go()
+        module, registry = self.place.module, self.place.module._diffusers_hook
+        around = registry._fn_refs[registry._hook_order.index(HOOK) + 1 :][:1]
+        forwards = [outer.forward for outer in around]
+        registry.remove_hook(HOOK, recurse=False)
+        for outer, forward in zip(around, forwards):  # it stays in place, too
+            if outer.original_forward is not None:
+                outer.original_forward, outer.forward = outer.forward, forward
+        if not registry.hooks:
+            del module._diffusers_hook
+            if getattr(module.forward, "__func__", None) is type(module).forward:
+                del module.forward  # the registry put the class's own method there
+        if not self.site.path:
+            self.region.give_back(module)
+
+    def _let_go(self) -> None:
+        for handle in self.projections.values():
+            handle.remove()
+        self.projections = {}
+
+    def inside(self) -> list[str]:
+        """The hooks that others put on the module before ours."""
+        order = self.place.module._diffusers_hook._hook_order
+        return order[: order.index(HOOK)]
+
+    # -- around each call of the model ---------------------------------------------------------------------
+
+    def choose(self, off: bool, range_number: int) -> None:
+        """Whether to merge in this call, and with the ratio of which range of steps."""
+        self.off = off
+        self.ratio = 0.0 if off else self.place.ratios[range_number]
+        self.idle, self.ran = self.state.dense or not self.ratio, False
+        self.visits.clear()
+
+    def foretell(self) -> None:
+        """How long sequences will be: compiled code has to know before there is a plan."""
+        self.image = math.prod(self.state.layout.grid(self.place.level))
+        if self.idle:
+            return
+        self.short, self.places = self.planner.lengths(self.image, self.ratio)
+        if self.site.first_frame is not None:
+            self.short_first = self.planner.first_frame(self.image, self.ratio)
+
+    def before_block(
+        self, whole: Site, parameters: list[str], block: nn.Module, args: tuple, kwargs: Call
+    ) -> None:
+        """Keep the picture's tokens that go into the block around, for all sites in it."""
+        state, sequence = self.state, (dict(zip(parameters, args)) | kwargs).get(whole.tokens)
+        if sequence is None:
+            raise ConfigError(
+                f"method={state.config.method!r} matches the tokens that go into a block, which those of "
+                f'{type(block).__name__} have in another order: use method="toma"'
+            )
+        state.block_input = picture(sequence, state.layout.around(sequence, whole, self.image))
+
+    def count(self) -> None:
+        """Take note of a call, for the report."""
+        self.calls += 1
+        if self.idle:
+            self.dense_calls += 1
+            if self.tokens != self.image:  # else, what merging kept is the better news
+                self.tokens = self.kept = self.image
+        elif self.state.config.where == "span":
+            self.tokens, self.kept = self.run.sites[0].tokens, self.run.sites[0].kept
+        if not self.idle:
+            self.kept_at[self.ratio] = self.tokens, self.kept
+
+    # -- instead of the module's own forward ---------------------------------------------------------------
+
+    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Merge, run, unmerge. Compilers follow this, so it leaves all that varies to others."""
+        if not self.state.called:
+            raise ConfigError(
+                f"{self.place.name} was called from outside a call of its model, which merging has to see: "
+                "call the model itself, not its forward and not its blocks, or tomadiff.remove first"
+            )
+        call: Call = dict(zip(self.parameters, args)) | kwargs
+        self.ran = True
+        run = self.run
+        first = self.state.cut or self is run.sites[0]
+        last = self.state.cut or self is run.sites[-1]
+        each = self.state.config.where != "span"
+        forward = self.region.forward or self.fn_ref.original_forward
+        if self.idle:
+            if first or each:
+                run.before = call[self.argument]
+            output = forward(**call)
+            if last or each:
+                output = self._remember(output)
+                run.before = None
+            return output
+        if first or each:
+            run.merged = self._merge(call, first)
+            if not self.site.keys_only:
+                call[self.argument] = run.merged.sequence
+            elif self.site.keys_argument:
+                call[self.site.keys_argument] = run.merged.sequence
+            for name in self.site.also:
+                if call.get(name) is not None:
+                    call[name] = self._alike(call[name])
+        self._follow(call)
+        output = forward(**call)
+        if last or each:
+            if not self.site.keys_only:
+                output = self._unmerge(output, last)
+            run.merged = None
+        return output
+
+    def _merge(self, call: Call, first: bool) -> Merged:
+        if self.state.from_input and self.site.path:
+            call = call | {BLOCK_INPUT: self.state.block_input}
+        return compile.merge(self, call, first) if torch.compiler.is_compiling() else self.merge(call, first)
+
+    def merge(self, call: Call, first: bool) -> Merged:
+        """The site's sequence with merged tokens."""
+        whole = call[self.argument]
+        around = self.around(whole, in_order=first)
+        tokens = picture(whole, around)
+        visit = self._visit("merge")
+        kept = self.planner.plan(call, tokens, around, self.ratio, visit, arranged_by=self.run.kept)
+        with self.state.times.overhead("merge", tokens.device):
+            arranged = kept.plan.regions.arrange(tokens) if first else tokens
+            merged = kept.plan.merge(arranged)
+            self.tokens, self.kept = kept.plan.regions.tokens, merged.shape[1]
+            sequence = with_picture(whole, around, merged)
+        if not self.site.keys_only:  # which have nothing to unmerge
+            self.run.kept, self.run.arranged = kept, None if arranged is tokens else arranged
+        return Merged(sequence, whole, kept.plan.destinations, kept.key_bias, around)
+
+    def around(self, sequence: Tensor, in_order: bool) -> tuple[int, int]:
+        """How many tokens of a sequence are before and behind those of the picture."""
+        return self.state.layout.around(sequence, self.site, self.image if in_order else self.places)
+
+    def _alike(self, other: Tensor) -> Tensor:
+        merged = self.run.merged
+        if other is merged.whole:
+            return merged.sequence
+        alike = compile.alike if torch.compiler.is_compiling() else SiteHook.alike
+        return alike(self, other, merged)
+
+    def alike(self, other: Tensor, merged: Merged) -> Tensor:
+        """Another sequence, merged as the site's is."""
+        plan = self.run.kept.plan
+        with self.state.times.overhead("merge", other.device):
+            tokens = plan.regions.arrange(picture(other, merged.around))
+            return with_picture(other, merged.around, plan.merge(tokens))
+
+    def _instead(self, projection: nn.Module, args: tuple) -> tuple[Tensor] | None:
+        """Keys and values from merged tokens, while queries are from all: what comes back is whole."""
+        return None if self.run.merged is None else (self.run.merged.sequence,)
+
+    def _follow(self, call: Call) -> None:
+        """What belongs to single tokens follows them: positions, and how much a key counts."""
+        site, merged = self.site, self.run.merged
+        for rows in (*site.rotary, *site.follows):
+            both = site.keys_only and rows in site.rotary
+            alter(call, rows.argument, lambda x, r=rows, b=both: self._followed(r, x, b))
+        if site.first_frame is not None:
+            call[site.first_frame] = self.short_first
+        arguments = (
+            call | (call.get("cross_attention_kwargs") or {}) | (call.get("joint_attention_kwargs") or {})
+        )
+        for mask in (site.mask, "ip_adapter_masks"):
+            if arguments.get(mask) is not None:
+                raise ConfigError(
+                    f"{self.place.name} was called with {mask}, a mask over image tokens, which merged ones "
+                    f"can't have: {site.unmasked}, or tomadiff.remove first"
+                )
+        if site.weigh_keys is not None and merged.key_bias is not None:
+            site.weigh_keys(call, F.pad(merged.key_bias, merged.around))
+
+    def _followed(self, rows: Rows, argument: Any, keys_only: bool) -> Any:
+        """An argument for the plan's destinations; made once a call, for all sites that share the plan."""
+        destinations, others = self.run.merged.destinations, self.state.layout.others
+        if torch.compiler.is_compiling():  # which notices by itself what it has already
+            return follow(destinations, self.image, rows, argument, others, keys_only)
+        followed, key = self.state.followed, (id(destinations), id(argument), rows)
+        if key not in followed:
+            with self.state.times.spent("merge", destinations.device):
+                made = follow(destinations, self.image, rows, argument, others, keys_only)
+            followed[key] = (argument, made)  # it is held on to, so that no other takes its address
+        return followed[key][1]
+
+    def _unmerge(self, output: Any, last: bool) -> Any:
+        unmerge = compile.unmerge if torch.compiler.is_compiling() else SiteHook.unmerge
+        sequences = self._returned(output, self.run.merged.sequence.shape[1])
+        whole = {}
+        for place, y in sequences.items():
+            done = last and len(whole) == len(sequences) - 1
+            whole[place] = unmerge(self, y, place, last, done, self.run.merged)
+        return with_parts(output, whole)
+
+    def unmerge(self, y: Tensor, place: int, last: bool, done: bool, merged: Merged) -> Tensor:
+        """One of the outputs, whole again; behind the last site of a run in the image's order."""
+        run, plan, around = self.run, self.run.kept.plan, merged.around
+        tokens = picture(merged.whole, around) if run.arranged is None else run.arranged
+        with self.state.times.overhead("unmerge", y.device):
+            image, short = picture(y, around), picture(merged.sequence, around)
+            if self.state.pace.remembers:
+                x = self._change(image - short if self.site.residual else image, place)
+                x = tokens + x if self.site.residual else x
+            elif self.site.residual:
+                # unmerging the change leaves every token its own detail
+                x = plan.unmerge(image, tokens, short)
+            else:
+                x = plan.unmerge(image)
+            x = plan.regions.restore(x) if last else x
+            whole = with_picture(y, around, x)
+        if done:
+            run.kept = run.arranged = None
+        return whole
+
+    def _change(self, merged: Tensor, place: int) -> Tensor:
+        """What the site does to every token, by what it does to merged ones and by what it remembers."""
+        kept = self.run.kept
+        memory = self.memories.get(self._memory_key(merged, place))
+        return memory.change(kept, merged, self.state.clock.step) if memory else kept.plan.unmerge(merged)
+
+    def _remember(self, output: Any) -> Any:
+        """A dense step tells what the site does to each token."""
+        if not self.state.pace.remembers or self.off or not any(self.place.ratios):
+            return output
+        remember = compile.remember if torch.compiler.is_compiling() else SiteHook.remember
+        before = self.run.before
+        sequences = self._returned(output, before.shape[1])
+        return with_parts(output, {place: remember(self, y, place, before) for place, y in sequences.items()})
+
+    def remember(self, y: Tensor, place: int, x: Tensor) -> Tensor:
+        around = self.around(x, in_order=True)
+        change = picture(y - x if self.site.residual else y, around).detach()
+        key = self._memory_key(change, place)
+        self.memories[key] = Memory.of(self.state.clock.step, change, self.memories.get(key))
+        return y
+
+    def _memory_key(self, change: Tensor, place: int) -> tuple[int, int, bool, int, int]:
+        """Of the visit under way; asked for once in each."""
+        return self.state.clock.call, self._visit(place), self.state.cut, place, len(change)
+
+    def _visit(self, what: str | int) -> int:
+        """Counts what is done to the site's tokens, or to one of its outputs, from 0 in each call."""
+        self.visits[what] += 1
+        return self.visits[what] - 1
+
+    def _returned(self, output: Any, tokens: int) -> dict[int, Tensor]:
+        """What came back for tokens, by its place; there may be less of it than is declared, but not none."""
+        parts = output if isinstance(output, tuple) else (output,)
+        places = self.site.outputs or (0,)
+        sequences = {place: parts[place] for place in places if place < len(parts)}
+        for place, y in sequences.items() if sequences else [(places[0], None)]:
+            if not isinstance(y, Tensor) or y.ndim != 3 or y.shape[1] != tokens:
+                came = ", ".join(str(list(getattr(part, "shape", [type(part).__name__]))) for part in parts)
+                raise UnsupportedModelError(
+                    f"{self.place.name} returned {came}, and {tokens} tokens were expected at place {place}"
+                )
+        return sequences
+
+
+def with_parts(output: Any, parts: dict[int, Tensor]) -> Any:
+    """What a module returned, a tensor or a tuple, with other parts."""
+    if not isinstance(output, tuple):
+        return parts[0]
+    return tuple(parts.get(place, part) for place, part in enumerate(output))
+
+
+def parameter_names(module: nn.Module) -> list[str]:
+    return list(inspect.signature(type(module).forward).parameters)[1:]

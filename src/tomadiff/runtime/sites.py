@@ -1,0 +1,138 @@
+"""Which modules of a model become sites under a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from tomadiff.config import Config, Ratio
+from tomadiff.errors import ConfigError, UnsupportedModelError
+from tomadiff.models import Block, Family, Site
+
+
+@dataclass(frozen=True)
+class Place:
+    """A site in a model: its module and the ratios it gets."""
+
+    site: Site
+    module: nn.Module
+    name: str
+    block: nn.Module  # that it is in, or is
+    block_name: str
+    level: int
+    ratios: tuple[float, ...]  # by range of steps
+    depth: float  # how far through the model it is, from 0 to 1
+
+    @property
+    def neighbours(self) -> str:
+        """The list it is in: blocks of one list run one after the other."""
+        parts = self.name.split(".")
+        number = max((i for i, part in enumerate(parts) if part.isdigit()), default=len(parts))
+        return ".".join(parts[:number])
+
+
+def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
+    """Every site, in the order they run; an error where configuration and model don't fit."""
+    everything = _blocks(model, family)
+    blocks = _without_ends(everything, config.dense_blocks, config.dense_last_blocks)
+    places = []
+    for number, name, module, block in blocks:
+        level = family.level(model, name)
+        for site in _sites(block, config):
+            # an optional part, like the second attention of some blocks, is None where it is missing
+            part = getattr(module, site.path) if site.path else module
+            if part is not None:
+                if getattr(module, "only_cross_attention", False) and (config.weigh_keys or site.keys_only):
+                    raise ConfigError(
+                        f"{'where=kv' if site.keys_only else 'weigh_keys=True'} can't be honoured: "
+                        f"{name} attends to the text alone"
+                    )
+                full_name = f"{name}.{site.path}" if site.path else name
+                depth = number / len(everything)
+                ratios = tuple(_ratio(ratio, site, level) for _, ratio in config.ranges())
+                places.append(Place(site, part, full_name, module, name, level, ratios, depth))
+    if not blocks:
+        ends = {name: getattr(config, name) for name in ("dense_blocks", "dense_last_blocks")}
+        beyond = " and ".join(f"{name}={count}" for name, count in ends.items() if count)
+        raise UnsupportedModelError(
+            f"this {type(model).__name__} has no {' or '.join(b.name for b in family.blocks)} to merge in"
+            + (f" beyond {beyond}" if beyond else "")
+        )
+    _check(places, family, config)
+    return places
+
+
+def _blocks(model: nn.Module, family: Family) -> list[tuple[str, nn.Module, Block]]:
+    """All blocks, as they run."""
+    declared = {block.name: block for block in family.blocks}
+    blocks = [
+        (name, module, declared[type(module).__name__])
+        for name, module in model.named_modules()
+        if type(module).__name__ in declared
+        and not set(family.dense) & set(name.split("."))
+        and (not family.lists or name.rpartition(".")[0] in family.lists)
+    ]
+    if family.parts:
+        blocks.sort(key=lambda found: family.parts.index(found[0].partition(".")[0]))
+    return blocks
+
+
+def _without_ends(
+    blocks: list[tuple[str, nn.Module, Block]], first: int, last: int
+) -> list[tuple[int, str, nn.Module, Block]]:
+    """Numbered, without the first and the last so many of each class."""
+    of_class: dict[str, list[int]] = {}
+    for number, (_, _, block) in enumerate(blocks):
+        of_class.setdefault(block.name, []).append(number)
+    inner = {number for numbers in of_class.values() for number in numbers[first : len(numbers) - last]}
+    return [(number, *found) for number, found in enumerate(blocks) if number in inner]
+
+
+def _sites(block: Block, config: Config) -> list[Site]:
+    if config.where == "kv":
+        return list(block.keys)
+    if config.where != "module" or (block.joined and {"self", "mlp"} <= set(config.modules)):
+        return [block.whole] if block.whole else []
+    return [site for site in block.modules if site.kind in config.modules]
+
+
+def _ratio(ratio: Ratio, site: Site, level: int) -> float:
+    if not isinstance(ratio, Mapping):
+        return ratio
+    return ratio.get(site.kind, ratio.get(level, 0.0))
+
+
+def _check(places: list[Place], family: Family, config: Config) -> None:
+    if config.where not in family.offers:
+        raise ConfigError(
+            f"where={config.where!r} can't be honoured: {family.name} offers "
+            + ", ".join(sorted(family.offers))
+            + "; give one of these"
+        )
+    sizes = config.region_size
+    tiles = isinstance(sizes, tuple) and config.regions == "tile"  # else their product counts
+    if tiles and family.axes and len(sizes) not in family.axes:
+        raise ConfigError(
+            f"region_size={sizes} has {len(sizes)} sizes, and tokens of {family.name} are on grids of "
+            f"{' or '.join(map(str, sorted(family.axes)))} axes: give one size for each, or a single number"
+        )
+    if not places:
+        raise ConfigError(
+            f"modules={config.modules!r} leaves nothing to merge: {family.name} has "
+            + ", ".join(sorted({site.kind for block in family.blocks for site in block.modules}))
+        )
+    there = {place.site.kind for place in places} | {place.level for place in places}
+    for ratio in (ratio for _, ratio in config.ranges() if isinstance(ratio, Mapping)):
+        missing = [key for key in ratio if key not in there]
+        if missing:
+            raise ConfigError(
+                f"ratio names {', '.join(map(repr, missing))}, which this model doesn't have with "
+                f"where={config.where!r}; it has {', '.join(map(repr, sorted(there, key=str)))}"
+            )
+    if config.weigh_keys and not any(place.site.weigh_keys for place in places):
+        raise ConfigError(
+            f"weigh_keys=True can't be honoured here: in {family.name}, no site of where={config.where!r}, "
+            f"modules={config.modules!r} has attention over merged keys that takes a mask; leave it out"
+        )

@@ -1,0 +1,72 @@
+"""The ways to run a model that a benchmark compares."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from torch import nn
+
+from tomadiff.config import Config
+from tomadiff.models import family_of
+from tomadiff.runtime.registration import attached
+from tomadiff.runtime.session import Patch
+from tomadiff.tools.method_spec import (
+    METHODS,
+    TOMESD,
+    TOMESD_SETTINGS,
+    configuration,
+    label,
+    parse,
+    switched_on,
+)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to run a model, at one ratio, for the length of `with contender.use():`."""
+
+    method: str
+    ratio: float  # 0 for dense
+    use: Callable[[], AbstractContextManager[Any]] = nullcontext
+    patch: Patch | None = None  # of what is our own: it lives on from one use to the next
+    dense_every: int = 0  # beside the calls that are timed
+
+    @property
+    def label(self) -> str:
+        return label(self.method, self.ratio)
+
+    @property
+    def config(self) -> Config | None:
+        return self.patch.config if self.patch else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        if self.config:
+            return self.config.to_dict()
+        if self.method.startswith(TOMESD):
+            settings = {**TOMESD_SETTINGS, **parse(self.method)[1]}
+            return {"ratio": self.ratio, **settings, "version": version("tomesd")}
+        return {"way": self.method, "ratio": self.ratio}
+
+    @property
+    def keeps_plans_for(self) -> float:
+        """Steps for each plan that is made; with two layouts in turns, there are twice as many plans."""
+        return self.config.refresh_weights / (1 + self.config.shift) if self.config else 1.0
+
+
+def contender(model: nn.Module, pipeline: Any, method: str, ratio: float) -> Contender:
+    if "+" in method or parse(method)[0] not in METHODS:
+        target = model if pipeline is None else pipeline
+        return Contender(method, ratio, lambda: switched_on(target, method, ratio))
+    family = family_of(model)
+    config = configuration(method, ratio, family)
+    _, every = config.cadence(bool(config.remember))
+    if pipeline is None:  # single calls are of merged steps; what dense ones take is known
+        config = dataclasses.replace(config, remember=False, dense_steps=0, dense_every=0)
+    patch = Patch(model, family, config, pipeline)
+    return Contender(method, ratio, lambda: attached(patch), patch, every)

@@ -1,0 +1,265 @@
+"""What a call of a model does, counted on the meta device, where nothing is computed.
+
+FLOPs, bytes and launches don't depend on the machine, so what merging saves and what it adds can be told for
+models and GPUs that nobody here has. Bytes are those of the counted model's precision: to know what happens
+in half precision, count a model in half precision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from tomadiff.config import Config
+from tomadiff.models import Family
+from tomadiff.runtime.registration import attach, detach
+from tomadiff.runtime.session import Patch
+from tomadiff.runtime.timing import Times
+
+PHASES = ("model", "plan", "merge", "unmerge")  # the last three are ours
+OVERHEAD = PHASES[1:]
+
+# What launches nothing returns a view, and PyTorch knows which operations do, or is one of these: they return
+# the same memory in another shape, or new memory with nothing in it yet.
+NO_LAUNCH = {"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+PICKING = {"gather", "index_select", "index", "embedding"}  # read as much of their first tensor as they write
+FILLING = {"copy_", "fill_", "zero_"}  # write all of their first tensor and read nothing of it
+SCATTERING = {"scatter_", "index_put_"}  # write as much of their first tensor as they are given
+
+
+class Op(NamedTuple):
+    """One kernel launch. Sorting and the like take several; they count as one, so launches are at least."""
+
+    name: str
+    phase: str
+    flops: int  # two for each multiply-add of matrix products, convolutions and attention; others count none
+    bytes: int  # read and written
+    dtype: torch.dtype  # of what it writes
+
+
+class Total(NamedTuple):
+    launches: float
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was launched in a number of calls. All figures are per call."""
+
+    ops: Sequence[Op]
+    calls: int = 1
+
+    def of(self, *phases: str) -> Total:
+        ops = [op for op in self.ops if op.phase in phases]
+        sums = len(ops), sum(op.flops for op in ops), sum(op.bytes for op in ops)
+        return Total(*(value / self.calls for value in sums))
+
+    @property
+    def total(self) -> Total:
+        return self.of(*PHASES)
+
+    @property
+    def model(self) -> Total:
+        return self.of("model")
+
+    @property
+    def overhead(self) -> Total:
+        return self.of(*OVERHEAD)
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """The steps from one choice of destinations to the next, after which everything repeats itself."""
+
+    steps: Sequence[Counts]
+
+    @property
+    def planning(self) -> Counts:
+        """A step in which plans are made."""
+        return self.steps[0]
+
+    @property
+    def reusing(self) -> Counts:
+        """A step in which as little as possible is made anew."""
+        return min(self.steps, key=_planned)
+
+    @property
+    def refreshing(self) -> Counts | None:
+        """A step in which only weights are made anew, if there is one."""
+        least, most = _planned(self.reusing), _planned(self.planning)
+        return next((step for step in self.steps if least < _planned(step) < most), None)
+
+    @property
+    def per_step(self) -> Counts:
+        """The average."""
+        return Counts([op for step in self.steps for op in step.ops], len(self.steps))
+
+
+def _planned(counts: Counts) -> float:
+    return counts.of("plan").launches
+
+
+class Counter(TorchDispatchMode):
+    """Notes every launch on the meta device. `phase` tells what is under way; None is the model itself."""
+
+    def __init__(self, phase: Callable[[], str | None] = lambda: None) -> None:
+        super().__init__()
+        self.ops: list[Op] = []
+        self._phase = phase
+        self._fused = _Fused(self)
+
+    def __enter__(self) -> Counter:
+        self._fused.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._fused.__exit__(*error)
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if is_launch(func, (args, kwargs), output):
+            formula = flop_registry.get(func.overloadpacket)
+            flops = formula(*args, **kwargs, out_val=output) if formula else 0
+            self.note(_name(func), flops, traffic(func, args, kwargs, output), output)
+        return output
+
+    def note(self, name: str, flops: int, moved: int, output: Any) -> None:
+        self.ops.append(Op(name, self._phase() or "model", flops, moved, _tensors(output)[0].dtype))
+
+
+class _Fused(TorchFunctionMode):
+    """Counts functions that every GPU runs as one kernel; the meta device would take them apart."""
+
+    def __init__(self, counter: Counter) -> None:
+        super().__init__()
+        self._counter = counter
+        self._kernels = {F.scaled_dot_product_attention: self._attention, F.rms_norm: self._rms_norm}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._kernels.get(func, func)(*args, **(kwargs or {}))
+
+    def _attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any
+    ) -> Tensor:
+        keys, width = value.shape[-2:]
+        output = query.new_empty(*query.shape[:-1], width)
+        flops = 2 * math.prod(query.shape[:-1]) * keys * (query.shape[-1] + width)
+        self._counter.note("attention", flops, size(query, key, value, attn_mask, output), output)
+        return output
+
+    def _rms_norm(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        output = torch.empty_like(input)
+        self._counter.note("rms_norm", 0, size(input, args, kwargs, output), output)
+        return output
+
+
+def is_launch(func: OpOverload, inputs: Any, output: Any) -> bool:
+    """Whether an operation is a kernel on the device of the model."""
+    written = _tensors(output)
+    if func.is_view or _name(func) in NO_LAUNCH or not written or written[0].device.type != "meta":
+        return False
+    # what is sent over from the host is made there once for all; single numbers come along with a launch
+    return not any(tensor.device.type != "meta" and tensor.ndim for tensor in _tensors(inputs))
+
+
+def traffic(func: OpOverload, args: tuple, kwargs: dict[str, Any], output: Any) -> int:
+    """The bytes that a kernel reads and writes: each of its tensors once, from memory and back."""
+    outs = {argument.name for argument in func._schema.arguments if argument.is_out}
+    read = _tensors((args, {name: value for name, value in kwargs.items() if name not in outs}))
+    if _name(func) in PICKING:
+        return size(read[1:], output, output)
+    if _name(func) in SCATTERING:
+        return size(read[1:], read[-1])
+    return size(read[1:] if _name(func) in FILLING else read, output)
+
+
+def size(*values: Any) -> int:
+    """The bytes of all tensors in there; those that an expanded dimension repeats lie in memory once."""
+    return sum(
+        tensor.element_size() * math.prod(n for n, stride in zip(tensor.shape, tensor.stride()) if stride)
+        for tensor in _tensors(values)
+    )
+
+
+def _name(func: OpOverload) -> str:
+    return func.overloadpacket.__name__
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+class MetaTimes(Times):
+    """Of a model on the meta device, which autocast doesn't know."""
+
+    overhead = Times.spent
+
+
+def patch_for_counting(model: nn.Module, family: Family, config: Config, grid: tuple[int, ...]) -> Patch:
+    """A patch that is told the grid, since families may read it from values, and a skeleton has none.
+
+    Dense steps are left out: what they do is known, and how many of all steps they are is not.
+    """
+    family = dataclasses.replace(
+        family, grid=lambda model, *sources: grid, others=lambda model, *sources: (0, 0)
+    )
+    config = dataclasses.replace(config, remember=False, dense_steps=0, dense_every=0)
+    patch = Patch(model, family, config)
+    patch.state.times = MetaTimes()
+    return patch
+
+
+@torch.no_grad()
+def count(call: Callable[[int], Any], patch: Patch | None = None) -> Cycle:
+    """Count what `call(step)` launches, step by step; the patch is put on for it, and taken off again.
+
+    The timestep of a call must be a view of an entry of one table, as in a pipeline: `table[step]`.
+    """
+    if patch is None:
+        return Cycle([_counted(call, 0, lambda: None)])
+    shift, period = patch.config.shift, patch.config.refresh_destinations
+    if shift:
+        period += period % 2  # layouts take turns, so that a plan's age is even when it comes up
+    steps: list[Counts] = []
+    reusing: dict[bool, Counts] = {}  # steps that reuse plans of the same layout are all alike: run one
+    attach(patch)
+    state, plans = patch.state, patch.state.plans
+    state.clock.forget()
+    try:
+        for step in range(period):
+            shifted = shift and step % 2 == 1
+            if shifted in reusing and not any(plans.due(kept, step) for kept in plans.values()):
+                steps.append(reusing[shifted])
+                continue
+            state.clock.step, made = step - 1, plans.refreshes.copy()  # steps may have been left out
+            steps.append(_counted(call, step, lambda: state.times.phase))
+            if plans.refreshes == made:
+                reusing[shifted] = steps[-1]
+    finally:
+        detach(patch)
+    return Cycle(steps)
+
+
+def _counted(call: Callable[[int], Any], step: int, phase: Callable[[], str | None]) -> Counts:
+    with Counter(phase) as counter:
+        call(step)
+    return Counts(counter.ops)

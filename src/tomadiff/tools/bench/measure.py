@@ -1,0 +1,170 @@
+"""Timing: contenders take turns in one process, so that only neighbours are compared.
+
+Timings on a shared machine swing by a factor of two from one minute to the next; ratios within a round don't.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tomadiff.core import Schedule
+from tomadiff.runtime.machine import wait_for
+
+from .contenders import Contender
+
+Call = Callable[[int], Any]  # one call of the model at a step, or one whole generation
+
+
+PARTS = ("plan", "merge", "unmerge")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One timed call of one contender."""
+
+    size: tuple[int, int]
+    method: str
+    ratio: float
+    round: int
+    seconds: float
+    # of these, or beside these where plans are kept for several steps; None where nobody can tell
+    plan_seconds: float | None
+    merge_seconds: float | None
+    unmerge_seconds: float | None
+    peak_bytes: int
+    level_bytes: int = 0  # what was in use before the call: weights, and plans of others
+
+
+@dataclass(frozen=True)
+class Progress:
+    done: int
+    of: int
+    label: str
+    seconds: float
+    left: float  # seconds
+
+
+def rounds(
+    call: Call,
+    contenders: Sequence[Contender],
+    size: tuple[int, int],
+    numbers: Sequence[int],
+    device: torch.device,
+    whole: bool,
+    progress: Callable[[Progress], Any],
+) -> Iterator[list[Run]]:
+    """Warm everything up, then go round: each item is one round, with a run of every contender in it.
+
+    Every other round goes backwards, so that nobody always comes after the same one. In single calls, the
+    making of plans that are kept for several steps is timed apart, and figures add its share. In `whole`
+    generations, everything is in the time.
+    """
+    total = len(contenders) * (len(numbers) + 1)
+    begin, done = time.perf_counter(), 0
+
+    def report(label: str, seconds: float) -> None:
+        nonlocal done
+        done += 1
+        left = (time.perf_counter() - begin) / done * (total - done)
+        progress(Progress(done, total, label, seconds, left))
+
+    spent: dict[str, dict[str, float | None]] = {}
+    for contender in contenders:
+        start = time.perf_counter()
+        spent[contender.label] = _warm_up(call, contender, device, whole)
+        report(f"{contender.label}, warming up", time.perf_counter() - start)
+    for number in numbers:
+        runs = []
+        for contender in contenders if number % 2 == 0 else reversed(contenders):
+            runs.append(_timed(call, contender, size, number, device, whole, spent[contender.label]))
+            report(contender.label, runs[-1].seconds)
+        yield runs
+
+
+def _warm_up(call: Call, contender: Contender, device: torch.device, whole: bool) -> dict[str, float | None]:
+    """A first call; where the device runs behind our back, also what a call spends on what."""
+    patch = contender.patch
+    with contender.use():
+        call(0)
+        wait_for(device)
+        if patch is None or whole or device.type == "cpu":
+            return dict.fromkeys(PARTS)
+        plans, times = patch.state.plans, patch.state.times
+        plans.clear()
+        before, times.synchronise = dict(times.seconds), True
+        call(1)
+        times.synchronise = False
+        spent = {part: times.seconds[part] - before[part] for part in PARTS}
+        if contender.keeps_plans_for > 1:
+            call(2)  # where layouts take turns, the plan of the other one
+            plans.schedule = Schedule(10**9, 10**9)  # timed calls reuse what there is now
+        return spent
+
+
+def _timed(
+    call: Call,
+    contender: Contender,
+    size: tuple[int, int],
+    number: int,
+    device: torch.device,
+    whole: bool,
+    spent: dict[str, float | None],
+) -> Run:
+    """One run. On the CPU, which tells what it spent on what, plans are made in every single call."""
+    state = contender.patch.state if contender.patch else None
+    if state and not whole and device.type == "cpu":
+        state.plans.clear()
+    before = dict(state.times.seconds) if state else {}
+    with contender.use():
+        level = reset_peak(device)
+        wait_for(device)
+        start = time.perf_counter()
+        call(number + 3)  # steps 0, 1 and 2 were for warming up
+        wait_for(device)
+        seconds = time.perf_counter() - start
+    if state and state.times.known:
+        spent = {part: state.times.seconds[part] - before[part] for part in PARTS}
+        if not whole and contender.keeps_plans_for > 1:
+            seconds -= spent["plan"]
+    return Run(
+        size=size,
+        method=contender.method,
+        ratio=contender.ratio,
+        round=number,
+        seconds=seconds,
+        plan_seconds=spent["plan"],
+        merge_seconds=spent["merge"],
+        unmerge_seconds=spent["unmerge"],
+        peak_bytes=peak(device),
+        level_bytes=level,
+    )
+
+
+def reset_peak(device: torch.device) -> int:
+    """Forget the most memory there ever was, and return what is in use now: on a GPU, or by this process."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device)
+    if os.access("/proc/self/clear_refs", os.W_OK):
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed, but not given back, would count as in use
+        Path("/proc/self/clear_refs").write_text("5")
+    return peak(device)
+
+
+def peak(device: torch.device) -> int:
+    """The most memory since then, in bytes; 0 where nobody tells."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,220 @@
+"""A benchmark from its arguments to its figures: what is measured, in turns, and written down as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import diffusers
+import torch
+from diffusers import DiffusionPipeline
+from torch import nn
+
+import tomadiff
+from tomadiff.models import family_of
+from tomadiff.runtime.files import write_whole
+from tomadiff.runtime.machine import processor
+from tomadiff.runtime.registration import denoiser
+from tomadiff.tools.demo.embedded import EMBEDDED
+from tomadiff.tools.loading import DTYPES, load, usual_size
+from tomadiff.tools.method_spec import (
+    CACHES,
+    METHODS,
+    check_fit,
+    configuration,
+    pairs,
+    parse,
+    usual,
+    warn_of_files,
+)
+
+from . import expect, figures, models
+from .architectures import ARCHITECTURES
+from .contenders import contender
+from .measure import Progress, rounds
+from .plot import plot
+from .record import Record, finished_rounds, write_csv
+from .roofline import cpu_device
+from .step import capture
+
+
+def run(args: argparse.Namespace) -> int:
+    """Time every method at every size; what was finished is shown even if the rest is interrupted."""
+    if args.model in ARCHITECTURES:  # a mistake should not wait for ten gigabytes
+        todo = chosen(args, models.skeleton_of(args.model, args.depth))
+        pipe = pipeline(args)
+    else:
+        pipe = pipeline(args)
+        todo = chosen(args, denoiser(pipe)[0])
+    warn_of_files(args.methods or (), denoiser(pipe)[0])
+    record = Record(about(args))
+    if args.resume and args.json.exists():
+        record.resume(args.json)
+    sizes = args.size or [default_size(args, pipe)]
+    for size in sizes:
+        finished_rounds(record.runs, size, todo)  # complains about a file of others before anything is done
+    try:
+        for size in sizes:
+            measure_size(args, record, pipe, size, todo)
+    except BaseException as error:
+        if record.runs:
+            print("\ninterrupted: what follows is what was finished", file=sys.stderr)
+            show(args, record)
+        if isinstance(error, KeyboardInterrupt) and record.runs:
+            return 130
+        raise
+    show(args, record)
+    return 0
+
+
+def run_expect(args: argparse.Namespace) -> int:
+    """Print the expectation for one call, as the pipeline makes it, without building any weights."""
+    pipe = models.build(args.model, args.depth, DTYPES[args.dtype], "meta")
+    todo = chosen(args, denoiser(pipe)[0])
+    blocks = models.depth_note(args.model, args.depth) or "all blocks"
+    guided = "the pipeline's own guidance" if args.guidance is None else f"guidance {args.guidance:g}"
+    for size in args.size or [ARCHITECTURES[args.model].size]:
+        step = capture(pipe, models.arguments(pipe, size, args.batch, args.guidance))
+        counted = expect.count_all(step, size, todo)
+        print(
+            f"{args.model}, {blocks}, {size[0]} x {size[1]}, batch {args.batch}, {guided}, {args.dtype}: "
+            "expected, not measured; share of the time of a call that is saved"
+        )
+        print(expect.table(counted))
+    return 0
+
+
+def chosen(args: argparse.Namespace, model: nn.Module) -> list[tuple[str, float]]:
+    """Methods and ratios to measure."""
+    family = family_of(model)
+    measured, left_out = pairs(args.methods or usual(args.ratio, family), args.ratio, family)
+    for part, ratio in [(part, ratio) for method, ratio in measured for part in method.split("+")]:
+        name, _ = parse(part)
+        if name in CACHES and args.model in ARCHITECTURES:
+            raise ValueError(f"{part} decides by what a model computes, which random weights don't tell")
+        uneven = name in CACHES or (name in METHODS and configuration(part, ratio, family).uneven)
+        if uneven and not args.steps:
+            raise ValueError(f"{part}: steps of a generation differ, and single calls don't; add --steps")
+    check_fit(model, measured)
+    for line in left_out:
+        print(line, file=sys.stderr)
+    return measured
+
+
+def pipeline(args: argparse.Namespace) -> DiffusionPipeline:
+    if args.model not in ARCHITECTURES:
+        pipe = load(args.model, args.device, args.dtype, [*ARCHITECTURES, *EMBEDDED])
+    else:
+        print(f"building {ARCHITECTURES[args.model].title} with random weights...", file=sys.stderr)
+        torch.manual_seed(0)
+        pipe = models.build(
+            args.model, args.depth, DTYPES[args.dtype], args.device, decoder=args.steps is not None
+        )
+    pipe.set_progress_bar_config(disable=True)
+    if args.compile:
+        # one program for each method; the name of the limit changed between versions
+        for limit in ("recompile_limit", "cache_size_limit"):
+            if hasattr(torch._dynamo.config, limit):
+                setattr(torch._dynamo.config, limit, 256)
+                break
+        denoiser(pipe)[0].compile()
+    return pipe
+
+
+def default_size(args: argparse.Namespace, pipe: DiffusionPipeline) -> tuple[int, int]:
+    if args.model in ARCHITECTURES:
+        return ARCHITECTURES[args.model].size
+    size = usual_size(pipe)
+    if size is None:
+        raise ValueError(f"{type(pipe).__name__} has no usual size: give one with --size")
+    return size
+
+
+def measure_size(
+    args: argparse.Namespace,
+    record: Record,
+    pipe: DiffusionPipeline,
+    size: tuple[int, int],
+    todo: Sequence[tuple[str, float]],
+) -> None:
+    """Count and time all methods on pictures of one size, and keep the record up to date."""
+    whole = args.steps is not None
+    guidance = args.guidance if whole or args.guidance else 1.0
+    arguments = models.arguments(pipe, size, args.batch, guidance)
+    step = capture(pipe, arguments)
+    if not args.no_count:
+        counted = expect.count_all(step, size, todo)
+        # the roofline can be checked where its peaks can be measured
+        device = cpu_device() if (args.device, args.dtype, whole) == ("cpu", "fp32", False) else None
+        record.counts = [row for row in record.counts if row["size"] != size]
+        record.counts += expect.rows(counted, size, device)
+    entries = [contender(step.model, pipe if whole else None, *pair) for pair in todo]
+    record.settings |= {entry.label: entry.settings for entry in entries}
+    record.keep_steps |= {entry.method: 1 if whole else entry.keeps_plans_for for entry in entries}
+    record.dense_every |= {entry.method: 0 if whole else entry.dense_every for entry in entries}
+    call = partial(generate, pipe, arguments, args.steps) if whole else step
+    done = finished_rounds(record.runs, size, todo)
+    numbers = [number for number in range(args.repeats) if number not in done]
+    record.runs = [run for run in record.runs if run.size != size or run.round in done]
+    if not numbers:
+        return
+    progress = partial(tell, f"{size[0]} x {size[1]}")
+    for runs in rounds(call, entries, size, numbers, torch.device(args.device), whole, progress):
+        record.runs += runs
+        if args.json:
+            record.save(args.json)
+
+
+def generate(pipe: DiffusionPipeline, arguments: dict[str, Any], steps: int, number: int) -> Any:
+    """One whole generation, the same in every round."""
+    return pipe(**arguments, num_inference_steps=steps, generator=torch.Generator().manual_seed(0))
+
+
+def tell(what: str, progress: Progress) -> None:
+    left = f"{progress.left / 60:.0f} min" if progress.left >= 60 else f"{progress.left:.0f} s"
+    print(
+        f"[{what}: {progress.done}/{progress.of}, {left} left] {progress.label}: {progress.seconds:.2f} s",
+        file=sys.stderr,
+    )
+
+
+def about(args: argparse.Namespace) -> dict[str, Any]:
+    """All that a figure depends on, apart from what has a column of its own."""
+    named = args.model in ARCHITECTURES
+    return {
+        "model": args.model,
+        "depth": args.depth,
+        "blocks": models.depth_note(args.model, args.depth) or "all",
+        "weights": "random" if named else "its own",
+        "unit": f"generation of {args.steps} steps" if args.steps else "call",
+        "batch": args.batch,
+        "guidance": args.guidance,
+        "dtype": args.dtype,
+        "device": args.device,
+        "processor": processor(args.device),
+        "threads": torch.get_num_threads(),
+        "compile": args.compile,
+        "tomadiff": tomadiff.__version__,
+        "torch": torch.__version__,
+        "diffusers": diffusers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def show(args: argparse.Namespace, record: Record) -> None:
+    """The table and the words on the screen, and the files that were asked for."""
+    rows, unit = record.rows(), "call" if args.steps is None else "image"
+    print(", ".join(f"{key} {value}" for key, value in record.about.items()))
+    print(figures.table(rows, unit))
+    print(*figures.words(rows), sep="\n")
+    if args.json:
+        record.save(args.json)
+    if args.csv:
+        write_whole(args.csv, partial(write_csv, record))
+    if args.plot:
+        of = "" if record.about["blocks"] == "all" else f", {record.about['blocks']}"
+        plot(rows, f"{args.model}{of}, {args.dtype}, {record.about['processor']}", args.plot)

@@ -1,0 +1,121 @@
+"""The emoji the embedded models draw: which, from where, and how they become latents.
+
+`python -m tomadiff.tools.demo.data` fetches the Noto images with `npm pack` and writes them, rendered on
+white, as the sheet `emoji.png` next to this file. Training and evaluation read that sheet, so they need no
+network.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+PACKAGE = "emoji-datasource-google@16.0.0"
+SHEET = Path(__file__).with_name("emoji.png")
+SIZE = 64  # pixels per side of one emoji
+SHEET_COLUMNS = 8
+
+# Prompt -> `short_name` in the package's emoji.json. Chosen to differ in shape or colour, and to have
+# everyday names.
+EMOJI = {
+    "grapes": "grapes",
+    "watermelon": "watermelon",
+    "lemon": "lemon",
+    "banana": "banana",
+    "pineapple": "pineapple",
+    "red apple": "apple",
+    "green apple": "green_apple",
+    "cherries": "cherries",
+    "strawberry": "strawberry",
+    "kiwi": "kiwifruit",
+    "avocado": "avocado",
+    "carrot": "carrot",
+    "corn": "corn",
+    "hot pepper": "hot_pepper",
+    "broccoli": "broccoli",
+    "pretzel": "pretzel",
+    "cheese": "cheese_wedge",
+    "hamburger": "hamburger",
+    "french fries": "fries",
+    "pizza": "pizza",
+    "hot dog": "hotdog",
+    "taco": "taco",
+    "sushi": "sushi",
+    "ice cream": "icecream",
+    "doughnut": "doughnut",
+    "birthday cake": "birthday",
+    "dog": "dog",
+    "cat": "cat",
+    "fox": "fox_face",
+    "lion": "lion_face",
+    "tiger": "tiger",
+    "pig": "pig",
+    "panda": "panda_face",
+    "elephant": "elephant",
+    "penguin": "penguin",
+    "owl": "owl",
+    "flamingo": "flamingo",
+    "frog": "frog",
+    "turtle": "turtle",
+    "tropical fish": "tropical_fish",
+    "octopus": "octopus",
+    "crab": "crab",
+    "butterfly": "butterfly",
+    "ladybug": "ladybug",
+    "sunflower": "sunflower",
+    "cactus": "cactus",
+    "palm tree": "palm_tree",
+    "mushroom": "mushroom",
+}
+PROMPTS = tuple(EMOJI)
+
+
+def load_emoji(sheet: Path = SHEET) -> Tensor:
+    """The pictures in the order of `PROMPTS`: [48, 3, 64, 64] in [-1, 1]."""
+    pixels = torch.from_numpy(np.array(Image.open(sheet).convert("RGB")))
+    tiles = pixels.unflatten(0, (-1, SIZE)).unflatten(2, (SHEET_COLUMNS, SIZE))  # row, y, column, x, rgb
+    tiles = tiles.permute(0, 2, 4, 1, 3).flatten(0, 1)[: len(PROMPTS)]
+    return tiles.float() / 127.5 - 1
+
+
+def to_latents(images: Tensor) -> Tensor:
+    """[B, 3, H, W] -> [B, 12, H/2, W/2], lossless: it stands where a big model has its VAE."""
+    return F.pixel_unshuffle(images, 2)
+
+
+def to_images(latents: Tensor) -> Tensor:
+    """The inverse of `to_latents`."""
+    return F.pixel_shuffle(latents, 2)
+
+
+def write_sheet(sheet: Path = SHEET) -> None:
+    """Fetch the npm package and write its chosen emoji, on white, as one lossless picture."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["npm", "pack", "--silent", PACKAGE], cwd=folder, check=True)
+        (tarball,) = Path(folder).glob("*.tgz")
+        with tarfile.open(tarball) as archive:
+            files = {
+                e["short_name"]: e["image"] for e in json.load(archive.extractfile("package/emoji.json"))
+            }
+            rows = -(-len(PROMPTS) // SHEET_COLUMNS)
+            picture = Image.new("RGB", (SHEET_COLUMNS * SIZE, rows * SIZE), "white")
+            for i, short_name in enumerate(EMOJI.values()):
+                data = archive.extractfile(f"package/img/google/64/{files[short_name]}").read()
+                emoji = Image.open(io.BytesIO(data)).convert("RGBA")
+                picture.paste(emoji, (i % SHEET_COLUMNS * SIZE, i // SHEET_COLUMNS * SIZE), emoji)
+    picture.save(sheet, optimize=True)
+
+
+if __name__ == "__main__":
+    write_sheet()
+    print(f"{len(PROMPTS)} emoji -> {SHEET}")

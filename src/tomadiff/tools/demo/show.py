@@ -1,0 +1,131 @@
+"""What merging does, on the embedded models: pictures dense and merged, merge maps, times and fidelity."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+import tomadiff
+from tomadiff.runtime.files import check_folder
+from tomadiff.runtime.registration import denoiser
+from tomadiff.settings_file import load as load_settings
+from tomadiff.settings_file import warn_of_another
+from tomadiff.tools.drawing import beside, contact_sheet, merge_map
+from tomadiff.tools.evaluate.metrics import psnr, ssim
+from tomadiff.tools.evaluate.pictures import as_tensor
+from tomadiff.tools.generate import Request, check_output, draw, save
+from tomadiff.tools.merge_map import Recorder
+
+from .embedded import EMBEDDED, load_embedded
+from .pipelines import EmojiPipeline
+
+PROMPTS = ("hot dog", "pizza", "fox", "palm tree")
+RATIOS = (0.0, 0.25, 0.5, 0.75)
+STEPS = 24
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo"), help="folder for the pictures (default: demo)"
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=list(EMBEDDED), default=list(EMBEDDED), help="default: both"
+    )
+    parser.add_argument(
+        "--prompts", nargs="+", default=list(PROMPTS), help=f"names of emoji (default: {', '.join(PROMPTS)})"
+    )
+    parser.add_argument("--steps", type=int, default=STEPS, help="of a generation (default: %(default)s)")
+    parser.add_argument(
+        "--settings", type=Path, nargs="+", default=[], metavar="FILE", help="settings files to show beside"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Draw a few prompts with the embedded models, dense and at three ratios, from the same noise."""
+    ways = {f"ratio {ratio}" if ratio else "dense": tomadiff.Config(ratio=ratio) for ratio in RATIOS}
+    files = {path: load_settings(path) for path in args.settings}
+    stems = [*ways, *(path.stem for path in files)]  # a title each, also where files share a name
+    ways |= {
+        path.stem if stems.count(path.stem) == 1 else str(path): file.config for path, file in files.items()
+    }
+    if args.steps < 1:
+        raise ValueError(f"--steps {args.steps} must be at least 1")
+    check_folder(args.out)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in args.models:
+        check_output(args.out / f"{name}.png")
+        pipe = load_embedded(name)
+        pipe.text_encoder.tokenize(args.prompts)  # complains about what it can't read
+        for path, file in files.items():
+            warn_of_another(path, file, denoiser(pipe)[0])
+        show(pipe, name, args.out, args.prompts, args.steps, ways)
+
+
+def show(
+    pipe: EmojiPipeline,
+    name: str,
+    folder: Path,
+    prompts: list[str],
+    steps: int,
+    ways: dict[str, tomadiff.Config],
+) -> None:
+    pipe.set_progress_bar_config(disable=True)
+    requests = [Request(prompt, seed=1, steps=steps) for prompt in prompts]
+    draw(pipe, Request(prompts[0], steps=1))  # warm up
+    pictures: list[list[Image.Image]] = []
+    seconds: list[list[float]] = []
+    kept: dict[str, str] = {}
+    for number, request in enumerate(requests, 1):
+        print(f"\r{name}: {number}/{len(requests)} {request.prompt:20}", end="", flush=True)
+        row = []
+        for title, config in ways.items():
+            with tomadiff.merged(pipe, config):
+                row.append(draw(pipe, request))
+                report = tomadiff.report(pipe)
+                finest = max(report.sites, key=lambda site: site.tokens)
+                kept[title] = f"{finest.kept} of {finest.tokens}"
+        pictures.append([picture for picture, _ in row])
+        seconds.append([took for _, took in row])
+    threads = torch.get_num_threads()
+    plural = "" if threads == 1 else "s"
+    print(f"\r{name} ({report.model}), {steps} steps, {threads} thread{plural}".ljust(50))
+    scores = table(pictures, seconds, kept)
+    captions = [[""] + [f"{value:.1f} dB" for value in row] for row in scores]
+    big = [[picture.resize((128, 128), Image.Resampling.NEAREST) for picture in row] for row in pictures]
+    settings = {"model": name, "prompts": prompts, "seed": 1, "steps": steps}
+    settings["ways"] = {title: config.asked() for title, config in ways.items()}
+    save(contact_sheet(big, list(ways), prompts, captions), folder / f"{name}.png", settings)
+    print(f"  pictures: {folder / name}.png")
+    with tomadiff.merged(pipe, ratio=0.5):
+        recorder = Recorder(pipe)
+        picture, _ = draw(pipe, requests[0], callback_on_step_end=recorder)
+    chosen = recorder.first_middle_last()
+    maps = [merge_map(picture, mapped) for mapped in chosen]
+    labels = [f"{prompts[0]}, step {mapped.step + 1} of {steps}" for mapped in chosen]
+    save(beside(maps, labels), folder / f"{name}-merge-map.png", settings | {"ratio": 0.5})
+    print(f"  merge map: {folder / name}-merge-map.png")
+
+
+def table(
+    pictures: list[list[Image.Image]], seconds: list[list[float]], kept: dict[str, str]
+) -> list[list[float]]:
+    """Print tokens, time and fidelity for each way; returns PSNR to dense, prompts by ways."""
+    width = max(map(len, kept))
+    print(f"  {'':{width}}  finest tokens  s / image  speed-up  PSNR to dense   SSIM")
+    scores = []
+    for column, title in enumerate(kept):
+        took = statistics.median(row[column] for row in seconds)
+        speedup = statistics.median(row[0] / row[column] for row in seconds)
+        dense, merged = (as_tensor([row[at] for row in pictures]) for at in (0, column))
+        decibels, structure = psnr(dense, merged), ssim(dense, merged)
+        if column:
+            scores.append(decibels.tolist())
+            quality = f"{decibels.mean():10.1f} dB  {structure.mean():.3f}"
+        else:
+            quality = "             -      -"
+        print(f"  {title:{width}}  {kept[title]:>13}  {took:9.2f}  {speedup:7.2f}x  {quality}")
+    return [list(row) for row in zip(*scores)]

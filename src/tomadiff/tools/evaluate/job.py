@@ -1,0 +1,110 @@
+"""An evaluation as work to do: for each prompt and seed, the same noise in every way."""
+
+from __future__ import annotations
+
+import io
+import uuid
+import warnings
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from PIL import Image
+
+from tomadiff.runtime.machine import versions
+from tomadiff.tools.generate import Request, draw
+from tomadiff.tools.loading import load
+from tomadiff.tools.method_spec import DENSE, label, switched_on
+
+from .pictures import as_tensor
+
+Way = tuple[str, float]  # a name (see `named`) and a ratio
+REFERENCE: Way = (DENSE, 0.0)
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that the pictures depend on, but the prompts."""
+
+    model: str
+    ways: tuple[Way, ...]  # the dense one first
+    steps: int | None = None
+    size: tuple[int, int] | None = None
+    guidance: float | None = None
+    dtype: str = "fp32"
+    device: str = "cpu"
+    threads: int | None = None
+    settings: dict[Way, dict[str, Any]] = field(default_factory=dict)  # see `resolved`
+    versions: dict[str, str] = field(default_factory=versions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As for JSON: each way with its settings."""
+        found = {name: value for name, value in asdict(self).items() if name not in ("ways", "settings")}
+        found["size"] = list(self.size) if self.size else None
+        return found | {"ways": {label(*way): self.settings.get(way, {}) for way in self.ways}}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One prompt and seed, and the ways in which it is still to be drawn."""
+
+    prompt: str
+    seed: int
+    ways: tuple[Way, ...]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One picture, as a PNG."""
+
+    prompt: str
+    seed: int
+    way: str
+    ratio: float
+    seconds: float
+    painter: str  # times compare only if one painter took both
+    png: bytes
+
+    @property
+    def label(self) -> str:
+        return label(self.way, self.ratio)
+
+
+class Painter:
+    """A pipeline that does work, in one process and one session."""
+
+    def __init__(self, job: Job) -> None:
+        if job.threads:
+            torch.set_num_threads(job.threads)
+        self.job = job
+        self.name = uuid.uuid4().hex[:12]
+        self.pipe = load(job.model, job.device, job.dtype)
+        self.pipe.set_progress_bar_config(disable=True)
+        self.warm: set[Way] = set()
+
+    def draw(self, work: Work, way: Way) -> Drawing:
+        job = self.job
+        request = Request(work.prompt, work.seed, job.steps, job.size, job.guidance)
+        if way not in self.warm:  # whoever goes first pays for warming up
+            with switched_on(self.pipe, *way), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the picture itself will tell
+                draw(
+                    self.pipe, Request(work.prompt, work.seed, 2, job.size, job.guidance)
+                )  # one may be dense
+            self.warm.add(way)
+        torch.manual_seed(work.seed)  # for ways that draw random numbers of their own, as tomesd does
+        with switched_on(self.pipe, *way):  # anew: nothing of the warm-up may be left
+            picture, seconds = draw(self.pipe, request)
+        return Drawing(work.prompt, work.seed, *way, seconds, self.name, encode(picture))
+
+
+def encode(picture: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.convert("RGB").save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def decode(png: bytes) -> torch.Tensor:
+    """[3, H, W] in [0, 1]."""
+    with Image.open(io.BytesIO(png)) as picture:
+        return as_tensor([picture])[0]

@@ -1,0 +1,200 @@
+"""From rows and scores to a table, a quality-against-speed plot and a contact sheet."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from tomadiff.runtime.files import write_whole
+from tomadiff.tools.drawing import contact_sheet, markdown
+from tomadiff.tools.method_spec import OURS, label, parse
+
+from .job import REFERENCE, Way
+from .scores import PSNR_MOST
+from .store import Row, case_of
+
+FULL_RANK = 2048  # pictures: the channels that FID looks at
+# name: (title, digits, higher is better)
+METRICS: dict[str, tuple[str, int, bool]] = {
+    "psnr": ("PSNR, dB", 1, True),
+    "ssim": ("SSIM", 3, True),
+    "lpips": ("LPIPS", 3, False),
+    "dino": ("DINO", 3, False),
+    "clip": ("CLIP-T", 3, True),
+    "fid": ("FID", 1, False),
+}
+
+
+def summarise(rows: Sequence[Row], ways: Sequence[Way], sets: dict[str, dict[str, float]]) -> list[Row]:
+    """One row for each way; `sets` has the scores that are of a whole set of pictures, by label."""
+    dense = {case_of(row): row for row in rows if (row["way"], row["ratio"]) == REFERENCE}
+    found = []
+    for way, ratio in ways:
+        mine = [row for row in rows if (row["way"], row["ratio"]) == (way, ratio)]
+        if not mine:
+            continue
+        line: Row = {"way": way, "ratio": ratio, "pictures": len(mine)}
+        line["seconds"] = statistics.median(row["seconds"] for row in mine)
+        pairs = [(dense[case_of(row)], row) for row in mine if case_of(row) in dense]
+        line["identical"] = sum(d["sha256"] == row["sha256"] for d, row in pairs)
+        # another process, or the same machine on another day, has another pace
+        speedups = [d["seconds"] / row["seconds"] for d, row in pairs if d["painter"] == row["painter"]]
+        line["pairs"] = len(speedups)
+        line["speedup"] = statistics.median(speedups) if speedups else None
+        for metric in METRICS:
+            values = [row[metric] for row in mine if row.get(metric) is not None]
+            # the dense picture can't be compared with itself, only with its prompt
+            if values and ((way, ratio) != REFERENCE or metric == "clip"):
+                line[metric] = statistics.fmean(values)
+                line[f"{metric}_worst"] = worst_tenth(values, METRICS[metric][2])
+        line |= sets.get(label(way, ratio), {})
+        found.append(line)
+    return found
+
+
+def worst_tenth(values: Sequence[float], higher_is_better: bool) -> float:
+    """The mean of the worst tenth, at least of one."""
+    ordered = sorted(values, reverse=not higher_is_better)
+    return statistics.fmean(ordered[: max(1, len(ordered) // 10)])
+
+
+def table(lines: Sequence[Row], unavailable: dict[str, str]) -> str:
+    """As Markdown, with what must be known to read it; what could not be had says so, and below it, why."""
+    shown = [metric for metric in METRICS if metric in unavailable or any(metric in line for line in lines)]
+    columns = {
+        "setting": [line["way"] for line in lines],
+        "ratio": [f"{line['ratio']:g}" if line["ratio"] else "-" for line in lines],
+        "pictures": [str(line["pictures"]) for line in lines],
+        "s / image": [f"{line['seconds']:.3g}" for line in lines],
+        "speed-up": [f"{line['speedup']:.2f}x" if line["speedup"] else "-" for line in lines],
+        "pairs": [str(line["pairs"] or "-") for line in lines],
+    }
+    for metric in shown:
+        title = METRICS[metric][0] + (" (worst tenth)" if metric == "psnr" else "")
+        columns[title] = [_cell(line, metric, unavailable) for line in lines]
+    return "\n\n".join([markdown(columns), *_notes(lines, unavailable)])
+
+
+def _notes(lines: Sequence[Row], unavailable: dict[str, str]) -> Iterator[str]:
+    for metric, how in unavailable.items():
+        yield f"{METRICS[metric][0]} is not available: {how}"
+    if any(line["pairs"] < line["pictures"] for line in lines):
+        yield (
+            "A speed-up rests on pairs of a dense picture and another that one worker drew in one session. "
+            "There are fewer than pictures where an evaluation was resumed, or a worker died."
+        )
+    same = [line for line in lines if "psnr" in line and line["identical"]]
+    if same:
+        which = ", ".join(f"{line['identical']} of {label(line['way'], line['ratio'])}" for line in same)
+        yield f"PSNR counts as {PSNR_MOST:g} dB at most, in means too; bit-identical to dense are {which}."
+    few = min((line["pictures"] for line in lines if "fid" in line), default=FULL_RANK)
+    if few < FULL_RANK:
+        yield (
+            f"FID of fewer than {FULL_RANK} pictures (here {few}) has a rank-deficient covariance and is "
+            "biased upward: compare it only within this table."
+        )
+
+
+def _cell(line: Row, metric: str, unavailable: dict[str, str]) -> str:
+    if metric in unavailable:
+        return "not available"
+    _, digits, _ = METRICS[metric]
+    if line.get(metric) is None:
+        return "-"
+    worst = line.get(f"{metric}_worst")
+    return f"{line[metric]:.{digits}f}" + (f" ({worst:.{digits}f})" if metric == "psnr" else "")
+
+
+def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> None:
+    """Quality against speed, a curve for each way over its ratios, and the front that nothing beats.
+
+    Dense is at 1x, and perfect: a line, since its PSNR is infinite. So what is slower is on no front.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'tomadiff[eval]'") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    points = [line for line in lines if line.get(metric) is not None and line["speedup"]]
+    figure, axis = pyplot.subplots(figsize=(8.5, 5.2), dpi=110)
+    for number, way in enumerate(dict.fromkeys(line["way"] for line in points)):
+        mine = sorted((line for line in points if line["way"] == way), key=lambda line: line["ratio"])
+        curve = [(line["speedup"], line[metric]) for line in mine]
+        ours = any(parse(part)[0] == OURS for part in way.split("+"))
+        axis.plot(*zip(*curve), marker="os^Dv"[number // 10 % 5], linewidth=2.2 if ours else 1.3, label=way)
+    axis.axvline(1, color="grey", linewidth=1, label="dense", zorder=0)
+    front = pareto(
+        [(line["speedup"], line[metric]) for line in points if line["speedup"] > 1], METRICS[metric][2]
+    )
+    if len(front) > 1:
+        axis.plot(*zip(*front), color="black", linestyle=":", linewidth=1, label="front", zorder=0)
+    axis.set_xlabel("speed-up over dense")
+    axis.set_ylabel(METRICS[metric][0])
+    axis.set_title(title, fontsize=10)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1))
+    figure.tight_layout()
+    write_whole(path, lambda partial: figure.savefig(partial, format="png"))
+    pyplot.close(figure)
+
+
+def pareto(points: Sequence[tuple[float, float]], higher_is_better: bool) -> list[tuple[float, float]]:
+    """The points that no other beats in both, from the slowest to the fastest."""
+    sign = 1 if higher_is_better else -1
+    front: list[tuple[float, float]] = []
+    for speed, quality in sorted(points, key=lambda point: (-point[0], -sign * point[1])):
+        if not front or sign * quality > sign * front[-1][1]:
+            front.append((speed, quality))
+    return front[::-1]
+
+
+def cases(
+    rows: Sequence[Row], ways: Sequence[Way], read: Any, metric: str = "psnr", side: int = 128
+) -> Image.Image | None:
+    """A contact sheet, a row for each way: the best, the median and the worst case of the first that is our
+    own, or else that is not dense. None if nothing is drawn in every way yet.
+    """
+    shown = [REFERENCE, *(way for way in ways if way != REFERENCE)]
+    drawn = [{case_of(row) for row in rows if (row["way"], row["ratio"]) == way} for way in shown]
+    common = set.intersection(*drawn)
+    ours = [way for way in shown if any(parse(part)[0] == OURS for part in way[0].split("+"))]
+    judge = ours[0] if ours else shown[1]
+    judged = sorted(
+        (row for row in rows if (row["way"], row["ratio"]) == judge and case_of(row) in common),
+        key=lambda row: row[metric],
+        reverse=METRICS[metric][2],
+    )
+    if not judged:
+        return None
+    chosen = {"best": judged[0], "median": judged[len(judged) // 2], "worst": judged[-1]}
+    title, digits, _ = METRICS[metric]
+    unit = title.partition(", ")[2]
+    pictures, captions = [], []
+    for case in chosen.values():
+        dense, *others = (_same(rows, case, way) for way in shown)
+        pictures.append([_thumbnail(read(row), side) for row in (dense, *others)])
+        captions.append([case["prompt"], *(f"{row[metric]:.{digits}f} {unit}".strip() for row in others)])
+    by_way, said = [list(row) for row in zip(*pictures)], [list(row) for row in zip(*captions)]
+    name = label(*judge)
+    whose = name if len(name) <= 30 else f"{name[:30]}..."  # columns should not get wider than pictures need
+    titles = [f"{which} for {whose}" for which in chosen]
+    return contact_sheet(by_way, titles, [label(*way) for way in shown], said)
+
+
+def _same(rows: Sequence[Row], case: Row, way: Way) -> Row:
+    wanted = (*case_of(case), *way)
+    return next(row for row in rows if (*case_of(row), row["way"], row["ratio"]) == wanted)
+
+
+def _thumbnail(picture: Image.Image, side: int) -> Image.Image:
+    scale = side / max(picture.size)
+    return picture.resize(
+        (round(picture.width * scale), round(picture.height * scale)), Image.Resampling.LANCZOS
+    )

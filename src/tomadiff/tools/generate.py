@@ -1,0 +1,85 @@
+"""Pictures from any diffusers pipeline, timed, and written down with their settings."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from tomadiff.runtime.files import check_writable, write_whole
+
+
+@dataclass(frozen=True)
+class Request:
+    """One picture, as a pipeline is asked for it; None leaves it to the pipeline's default."""
+
+    prompt: str
+    seed: int = 0
+    steps: int | None = None
+    size: tuple[int, int] | None = None  # height, width
+    guidance: float | None = None
+
+
+def add_request_arguments(parser: argparse.ArgumentParser) -> None:
+    """How to draw a picture: what a `Request` has beside its prompt and seed."""
+    parser.add_argument("--steps", type=int, help="of a generation (default: the pipeline's own)")
+    parser.add_argument(
+        "--size", type=int, nargs=2, metavar=("H", "W"), help="in pixels (default: the pipeline's own)"
+    )
+    parser.add_argument("--guidance", type=finite, help="guidance scale (default: the pipeline's own)")
+
+
+def finite(text: str) -> float:
+    """A number that a command is given; NaN and infinity are none."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number")
+    return number
+
+
+def draw(pipe: DiffusionPipeline, request: Request, **more: Any) -> tuple[Image.Image, float]:
+    """The picture, and the seconds it took. `more` goes to the pipeline as it is."""
+    if request.steps is not None and request.steps < 1:
+        raise ValueError(f"{request.steps} steps: there must be at least 1")
+    wanted = {"num_inference_steps": request.steps, "guidance_scale": request.guidance}
+    if request.size is not None:
+        wanted |= {"height": request.size[0], "width": request.size[1]}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    takes = inspect.signature(pipe.__call__).parameters
+    if "num_frames" in takes:
+        raise ValueError(f"{type(pipe).__name__} makes videos, and this draws pictures: call it from Python")
+    missing = [name for name in wanted if name not in takes]
+    if missing:
+        raise ValueError(f"{type(pipe).__name__} takes no {' or '.join(missing)}: leave it out")
+    # the generator is on the CPU, so that a seed means the same noise on every device
+    generator = torch.Generator().manual_seed(request.seed)
+    start = time.perf_counter()
+    images = pipe(request.prompt, generator=generator, **wanted, **more).images
+    return images[0], time.perf_counter() - start
+
+
+def check_output(path: Path) -> None:
+    """Complain about an output that can't be written before any work is done for it."""
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"{path} must be a .png: the settings are written into it")
+    check_writable(path)
+
+
+def save(picture: Image.Image, path: Path, settings: dict[str, Any]) -> None:
+    """Write a PNG with its settings inside, all of it or nothing."""
+    info = PngInfo()
+    info.add_text("tomadiff", json.dumps(settings))
+    write_whole(path, lambda partial: picture.save(partial, "PNG", pnginfo=info))

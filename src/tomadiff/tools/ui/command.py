@@ -1,0 +1,139 @@
+"""`tomadiff ui`: the page, served on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import ipaddress
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from tomadiff.tools.demo.embedded import EMBEDDED
+from tomadiff.tools.loading import add_device_arguments
+
+from .studio import Studio
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        default=next(iter(EMBEDDED)),
+        help=f"{' or '.join(EMBEDDED)}, a folder, or a hub id (default: %(default)s)",
+    )
+    add_device_arguments(parser)
+    parser.add_argument("--threads", type=int, help="of the CPU (default: torch's own)")
+    parser.add_argument(
+        "--out", type=Path, help="folder for what is exported (default: one that goes at the end)"
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    access = parser.add_argument_group("who may use it, and how much of it")
+    access.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    access.add_argument("--port", type=int, help="default: the first free one from 7860")
+    access.add_argument("--auth", metavar="USER:PASSWORD", help="ask for these; needed for other machines")
+    access.add_argument("--no-auth", action="store_true", help="let other machines in without asking")
+    access.add_argument(
+        "--allow-models", action="store_true", help="let the page choose embedded models and hub ids"
+    )
+    access.add_argument("--max-size", type=int, help="pixels on a side (default: twice the model's own)")
+    access.add_argument("--max-steps", type=int, default=100, help="of a picture (default: %(default)s)")
+    access.add_argument("--max-queue", type=int, default=8, help="how many may wait (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Show what merging does in the browser: pictures dense and merged, merge maps, sweeps."""
+    auth = check_access(args.host, args.auth, args.no_auth)
+    for name in ("threads", "max_size", "max_steps", "max_queue"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    if args.port is not None:
+        check_port(args.host, args.port)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory(prefix="tomadiff-ui-") as temporary:
+        folder = args.out or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        serve(args, folder.resolve(), auth)
+
+
+def serve(args: argparse.Namespace, folder: Path, auth: tuple[str, str] | None) -> None:
+    # Gradio reads these when it is imported: nothing goes to its makers, and its files go where ours do
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["GRADIO_TEMP_DIR"] = str(folder / "page")
+    try:
+        import gradio  # noqa: F401
+    except ImportError as error:
+        raise ImportError("the page needs Gradio: pip install 'tomadiff[ui]'") from error
+    from .page import build
+    from .server import launch
+
+    studio = Studio(args.model, args.device, args.dtype, args.max_size, args.max_steps)
+    blocks = build(studio, folder, args.allow_models)
+    url = launch(
+        blocks,
+        folder,
+        host=args.host,
+        port=args.port,
+        auth=auth,
+        most_waiting=args.max_queue,
+        only_here=is_loopback(args.host),
+        open_browser=args.open,
+    )
+    print(f"tomadiff ui: {args.model} at {url} (Ctrl-C ends it)", flush=True)
+    ended = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        ended.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    while not ended.wait(1):  # a wait without an end would not hear Ctrl-C on Windows
+        pass
+    print("tomadiff ui: ended", file=sys.stderr)
+    studio.close()
+    blocks.close(verbose=False)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_port(host: str, port: int) -> None:
+    """Complain about a port that can't be had before a model is loaded."""
+    if not 1 <= port <= 65535:
+        raise ValueError(f"--port {port} must be from 1 to 65535")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(f"port {port} is taken; choose another with --port") from error
+        raise ValueError(f"can't listen on port {port} of {host}: {error.strerror}") from error
+
+
+def check_access(host: str, auth: str | None, no_auth: bool) -> tuple[str, str] | None:
+    """User and password, if they are needed. Other machines get in with these, or if somebody says so."""
+    if auth is not None:
+        if no_auth:
+            raise ValueError("--auth and --no-auth exclude each other")
+        user, _, password = auth.partition(":")
+        if not user or not password:
+            raise ValueError("--auth must be user:password, neither of them empty")
+        return user, password
+    if not is_loopback(host) and not no_auth:
+        raise ValueError(
+            f"--host {host} lets other machines in: add --auth user:password, or --no-auth if everybody who "
+            "reaches this machine may use it"
+        )
+    return None

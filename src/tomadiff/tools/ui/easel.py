@@ -1,0 +1,120 @@
+"""Where a picture is drawn: warmed up before, timed, told step by step, and stopped when asked to."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import Any
+
+from diffusers import DiffusionPipeline
+
+import tomadiff
+from tomadiff.config import Config
+from tomadiff.errors import ConfigError
+from tomadiff.runtime.machine import wait_for
+from tomadiff.tools.evaluate.metrics import psnr, ssim
+from tomadiff.tools.evaluate.pictures import as_tensor
+from tomadiff.tools.generate import Request, draw
+from tomadiff.tools.merge_map import MergeMap, Recorder
+
+from .results import Drawn, Merged
+
+Tell = Callable[[float, str], None]  # the share that is done, and what is under way
+
+
+class Cancelled(Exception):
+    """Somebody asked to stop."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the work, which tells how far the whole is."""
+
+    whole: Tell
+    start: float
+    end: float
+
+    def tell(self, share: float, text: str) -> None:
+        self.whole(min(1.0, self.start + share * (self.end - self.start)), text)
+
+
+class Easel:
+    """Draws with one pipeline, dense and merged; raises `Cancelled` at the next step once `stop` is set."""
+
+    def __init__(self, pipe: DiffusionPipeline, stop: Event) -> None:
+        self.pipe, self.stop = pipe, stop
+        self._warm: set[tuple] = set()
+
+    def dense(self, request: Request, part: Part) -> Drawn:
+        self._warm_up(request, "dense", part)
+        return self._timed(request, "dense", part, None)
+
+    def merged(
+        self, request: Request, way: str, config: Config, dense: Drawn, part: Part, maps: bool = True
+    ) -> tuple[Merged, dict[int, MergeMap], str]:
+        """With the maps of its merged steps, or why there are none."""
+        recorder, no_maps = None, ""
+        with tomadiff.merged(self.pipe, config):
+            self._warm_up(request, way, part)
+        with tomadiff.merged(self.pipe, config):  # anew: nothing of the warm-up may be left
+            if maps:
+                try:
+                    recorder = Recorder(self.pipe)
+                except ConfigError as error:
+                    no_maps = str(error)
+            drawn = self._timed(request, f"{way} at {config.ratio:g}", part, recorder)
+            report = tomadiff.report(self.pipe)
+        finest = max(report.sites, key=lambda site: site.tokens)
+        merged_calls = finest.calls - finest.dense_calls if config.ratio else 0
+        pictures = as_tensor([dense.picture]), as_tensor([drawn.picture])
+        merged = Merged(
+            picture=drawn.picture,
+            seconds=drawn.seconds,
+            config=config,
+            tokens=finest.tokens,
+            kept=finest.kept,
+            steps=request.steps,
+            merged_steps=round(request.steps * merged_calls / finest.calls),  # guidance may call twice
+            psnr=psnr(*pictures).item(),
+            ssim=ssim(*pictures).item(),
+        )
+        return merged, {mapped.step: mapped for mapped in recorder.maps} if recorder else {}, no_maps
+
+    def _warm_up(self, request: Request, way: str, part: Part) -> None:
+        """Whoever goes first pays for warming up, so nobody's time counts then."""
+        key = (request.size, way)
+        if key not in self._warm:
+            part.tell(0, f"{way}: warming up")
+            with warnings.catch_warnings():  # one step may well be dense
+                warnings.simplefilter("ignore")
+                draw(self.pipe, replace(request, steps=1), callback_on_step_end=self._watch)
+            self._warm.add(key)
+
+    def _watch(
+        self, pipe: DiffusionPipeline, step: int, timestep: Any, inputs: dict[str, Any]
+    ) -> dict[str, Any]:
+        if self.stop.is_set():
+            raise Cancelled
+        return inputs
+
+    def _timed(self, request: Request, what: str, part: Part, recorder: Recorder | None) -> Drawn:
+        """The seconds are without those that go into watching it."""
+        watching = 0.0
+
+        def callback(pipe: Any, step: int, timestep: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+            nonlocal watching
+            wait_for(pipe._execution_device)  # what it still works on is the picture's time
+            start = time.perf_counter()
+            inputs = self._watch(pipe, step, timestep, inputs)
+            if recorder is not None:
+                inputs = recorder(pipe, step, timestep, inputs)
+            part.tell((step + 1) / request.steps, f"{what}: step {step + 1} of {request.steps}")
+            watching += time.perf_counter() - start
+            return inputs
+
+        part.tell(0, what)
+        picture, seconds = draw(self.pipe, request, callback_on_step_end=callback)
+        return Drawn(picture, seconds - watching)
