@@ -8,12 +8,14 @@ RUN := $(VENV)/bin
 demo: $(VENV)/ready
 	$(RUN)/tomadiff demo
 
-test: $(VENV)/ready lint browser
+# Changes nothing outside this folder but caches of downloads; .ci/run calls `make browser` first.
+test: $(VENV)/ready lint
 	$(RUN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # The oldest diffusers that is supported, in an environment of its own. Models that it lacks are skipped.
 OLDEST := .venv-oldest
-OLDEST_TESTS := $(addprefix tests/test_,families.py promises.py compile.py pictures.py video.py sites.py errors.py core.py clock.py remember.py report.py)
+OLDEST_TESTS := tests/core tests/models tests/test_report.py tests/test_remember.py \
+	$(addprefix tests/runtime/test_,promises.py compile.py errors.py clock.py)
 test-oldest: $(OLDEST)/ready
 	$(OLDEST)/bin/python -m pytest -n 2 $(OLDEST_TESTS)
 
@@ -28,7 +30,7 @@ lint: $(VENV)/ready
 	$(RUN)/ruff check src tests examples benchmarks
 	$(RUN)/ruff format --check src tests examples benchmarks
 
-# The tests of the page run in a real browser. Where there is none and root may install one, do; else they are skipped.
+# Installs the browser that the tests of the page need, where there is none and root may; without one, they are skipped.
 CHROMIUM := DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core
 browser:
 	@for name in chromium chromium-browser google-chrome; do \

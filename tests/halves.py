@@ -1,4 +1,4 @@
-"""Numbers of 16 bits. tests/test_robustness.py runs this in a process of its own.
+"""Numbers of 16 bits. runtime/test_robustness.py runs this in a process of its own.
 
 On CPUs that only claim to multiply in bf16, oneDNN has to be told before torch is imported.
 """

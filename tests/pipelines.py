@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import string
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from diffusers import (
     UNet2DConditionModel,
 )
 from torch import Tensor
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 WIDTH = 32  # of the text embeddings
 
@@ -201,3 +205,25 @@ def bare_call(model: torch.nn.Module) -> dict[str, Any]:
     noise = torch.randn(1, 64, 16, generator=generator)
     call |= {"hidden_states": noise, "img_ids": ids, "txt_ids": torch.zeros(7, 3)}
     return call | {"timestep": torch.tensor([0.5])}  # Flux counts from 0 to 1
+
+
+def whole_pipeline(folder: Path) -> Path:
+    """A Stable Diffusion pipeline with a tiny text encoder of its own, saved as users save theirs."""
+    letters = string.ascii_lowercase
+    words = ["<|startoftext|>", "<|endoftext|>", *letters, *(letter + "</w>" for letter in letters)]
+    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=16)
+    config = CLIPTextConfig(
+        vocab_size=len(words),
+        hidden_size=WIDTH,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=16,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    parts = make("sd1").components | {"tokenizer": tokenizer, "text_encoder": CLIPTextModel(config)}
+    StableDiffusionPipeline(**parts, requires_safety_checker=False).save_pretrained(folder / "pipe")
+    return folder / "pipe"

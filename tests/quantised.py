@@ -1,4 +1,4 @@
-"""Linear layers with weights of 8 bits, by torchao. test_composition.py runs this in a process of its own."""
+"""Linear layers with weights of 8 bits, by torchao. composition/test_composition.py starts it as a process."""
 
 from __future__ import annotations
 

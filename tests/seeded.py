@@ -12,9 +12,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 
+def features(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 def noise(seeds: tuple[int, ...], *shape: int) -> Tensor:
     """[B, *shape]"""
-    return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+    return torch.stack([features(seed, *shape) for seed in seeds])
 
 
 def text(seeds: tuple[int, ...], *shape: int) -> Tensor:

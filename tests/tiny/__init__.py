@@ -30,7 +30,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 NEWEST = re.search(r"^diffusers==(.*)$", CONSTRAINTS.read_text(), re.MULTILINE)[1]
@@ -60,3 +60,30 @@ def build(module: ModuleType, **more: Any) -> nn.Module:
             if not parameter.any() or parameter.ndim == 3:  # stacks of experts come without values
                 parameter.normal_(std=0.2)
     return model
+
+
+def run(
+    model: nn.Module,
+    case: ModuleType,
+    seeds: tuple[int, ...] = (0,),
+    grid: tuple[int, ...] | None = None,
+    time: float = 0.5,
+) -> Tensor:
+    """What the model predicts, a row a sample."""
+    call = case.call(model, grid or grid_of(case), seeds, time)
+    if "return_dict" in inspect.signature(type(model).forward).parameters:
+        call["return_dict"] = False
+    with torch.no_grad():
+        output = model(**call)
+    output = output[0] if isinstance(output, tuple) else output
+    return torch.stack(output) if isinstance(output, list) else output
+
+
+def grid_of(case: ModuleType) -> tuple[int, ...]:
+    return getattr(case, "GRID", (8, 8))
+
+
+def draw(pipe: diffusers.DiffusionPipeline, case: ModuleType, seeds: tuple[int, ...] = (0,)) -> Tensor:
+    pipe.set_progress_bar_config(disable=True)
+    request = {"num_inference_steps": 2, "output_type": "latent", "return_dict": False}
+    return torch.as_tensor(pipe(**request | case.request(seeds))[0])

@@ -6,7 +6,7 @@ whichever takes longer in sum sets the pace.
 
 This is a model, not a measurement. It doesn't know caches, nor that small matrices fill a large GPU badly, so
 on the largest GPUs it promises too much. Its constants are round numbers, not fitted. The times that others
-published of dense calls on GPUs it gets right within a third (`tests/test_bench_count.py` has them).
+published of dense calls on GPUs it gets right within a third (`tests/tools/test_bench_count.py` has them).
 """
 
 from __future__ import annotations

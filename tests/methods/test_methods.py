@@ -14,7 +14,7 @@ from diffusers.models.embeddings import apply_rotary_emb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import bare_call, denoiser, make
-from test_core import features
+from seeded import features
 from tomesd.merge import bipartite_soft_matching_random2d
 from torch import Tensor, nn
 

@@ -30,7 +30,7 @@ def test_kernels_equal_core_in_the_interpreter() -> None:
     """In a process of its own: Triton looks at TRITON_INTERPRET when it is imported."""
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "interpreted_kernels.py"],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

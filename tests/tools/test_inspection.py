@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from comparison import distance
 from diffusers import Transformer2DModel
+from home_made import HomeMade
 from seeded import noise, text
-from test_families import distance, grid_of
-from test_sites import HomeMade
-from tiny import build, tiny
+from tiny import build, grid_of, tiny
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel
 

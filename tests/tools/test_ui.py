@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from test_demo import whole_pipeline
+from pipelines import whole_pipeline
 
 import tomadiff
 from tomadiff import settings_file

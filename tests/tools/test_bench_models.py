@@ -10,8 +10,7 @@ import pytest
 import tomesd
 import torch
 from diffusers import DiffusionPipeline
-from pipelines import MAKERS, make
-from test_demo import whole_pipeline
+from pipelines import MAKERS, make, whole_pipeline
 from torch import Tensor, nn
 
 import tomadiff

@@ -33,7 +33,7 @@ def chromium() -> str:
         found = shutil.which(name)
         if found and subprocess.run([found, "--version"], capture_output=True).returncode == 0:
             return found
-    pytest.skip("no Chromium to test the page in: apt-get install chromium")
+    pytest.skip("no Chromium to test the page in: `make browser` installs one")
 
 
 @pytest.fixture(scope="module")

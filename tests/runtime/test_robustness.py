@@ -25,7 +25,6 @@ from diffusers import DiffusionPipeline
 from hypothesis import HealthCheck, assume, example, given, seed, settings
 from hypothesis import strategies as st
 from pipelines import denoiser, draw, latents, make
-from test_families import run
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -357,7 +356,7 @@ def test_plans_do_not_depend_on_torchs_default_type(method: str) -> None:
 def test_half_precision_is_finite_and_close() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "halves.py"],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1],
         env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"},
         capture_output=True,
         text=True,
@@ -412,7 +411,9 @@ def test_any_settings_merge_any_grid_or_are_refused(name: str) -> None:
 
     def outputs(grid: tuple[int, ...], seeds: tuple[int, ...], steps: int) -> Tensor:
         """[steps, B, ...]"""
-        return torch.stack([run(model, case, seeds, grid, time) for time in (0.9, 0.7, 0.5, 0.3)[:steps]])
+        return torch.stack(
+            [tiny.run(model, case, seeds, grid, time) for time in (0.9, 0.7, 0.5, 0.3)[:steps]]
+        )
 
     @seed(zlib.crc32(name.encode()))  # others for each model, and the same every time
     @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))

@@ -31,7 +31,7 @@ from PIL import Image
 import tomadiff
 from tomadiff.tools.loading import load
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "ray_serve.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_serve.py"
 PATH = "/v1/images/generations"
 SIZES = ("32x32", "64x32", "64x64", "96x64")
 # glibc keeps freed memory for later, up to 15 MB here, more or less as it happens; so it tells what is in use

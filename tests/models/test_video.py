@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from comparison import CHANGED, distance
 from diffusers import (
     ChronoEditTransformer3DModel,
     FlowMatchEulerDiscreteScheduler,
@@ -17,8 +18,7 @@ from diffusers import (
 )
 from PIL import Image
 from seeded import noise, text
-from test_families import CHANGED, distance, draw
-from tiny import build, tiny, wan
+from tiny import build, draw, tiny, wan
 from torch import Tensor, nn
 
 import tomadiff

@@ -708,7 +708,7 @@ def torchao() -> Path:
 def test_quantised_linear_layers(torchao: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "quantised.py"],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1],
         env=os.environ | {"PYTHONPATH": f"{torchao}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from evaluations import JOB, PROMPTS, SMALL, fill, lines_of, rows_of
 from ray.cluster_utils import Cluster as RayCluster
-from test_eval import JOB, PROMPTS, SMALL, fill, lines_of, rows_of
 
 from tomadiff.tools.cli import main
 from tomadiff.tools.evaluate.engines import ray as engine

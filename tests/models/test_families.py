@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from pathlib import Path
 from types import ModuleType
@@ -11,8 +10,9 @@ from typing import Any
 import diffusers
 import pytest
 import torch
+from comparison import CHANGED, distance, state
 from pipelines import MAKERS, denoiser, make
-from tiny import NAMES, NEWEST, build, tiny
+from tiny import NAMES, NEWEST, build, draw, grid_of, run, tiny
 from torch import Tensor, nn
 
 import tomadiff
@@ -24,14 +24,13 @@ from tomadiff.tools.cli import main
 
 WHERE = CHOICES["where"]
 SEEDS = (0, 1, 2)
-CHANGED = 1e-5  # rounding stays below
 # which need more than a call
 IN_TEST_VIDEO = {
     "WanVACETransformer3DModel",
     "WanAnimateTransformer3DModel",
     "ChronoEditTransformer3DModel",
 }
-DOCS = Path(__file__).parents[1] / "docs" / "families.md"
+DOCS = Path(__file__).parents[2] / "docs" / "families.md"
 
 
 @pytest.fixture(params=NAMES, scope="module")
@@ -61,36 +60,6 @@ def where(request: pytest.FixtureRequest, family: Family) -> str:
     if request.param not in family.offers:
         pytest.skip(f"{family.name} doesn't offer it, and says so: see the test of that")
     return request.param
-
-
-def run(
-    model: nn.Module,
-    case: ModuleType,
-    seeds: tuple[int, ...] = (0,),
-    grid: tuple[int, ...] | None = None,
-    time: float = 0.5,
-) -> Tensor:
-    """What the model predicts, a row a sample."""
-    call = case.call(model, grid or grid_of(case), seeds, time)
-    if "return_dict" in inspect.signature(type(model).forward).parameters:
-        call["return_dict"] = False
-    with torch.no_grad():
-        output = model(**call)
-    output = output[0] if isinstance(output, tuple) else output
-    return torch.stack(output) if isinstance(output, list) else output
-
-
-def grid_of(case: ModuleType) -> tuple[int, ...]:
-    return getattr(case, "GRID", (8, 8))
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    return float((a - b).norm() / b.norm())
-
-
-def state(model: nn.Module) -> dict[str, set[str]]:
-    """The attributes of every module: what a patch could leave behind."""
-    return {name: set(vars(module)) for name, module in model.named_modules()}
 
 
 # -- the tests themselves ----------------------------------------------------------------------------------
@@ -330,12 +299,6 @@ def test_the_compared_methods_work_on_every_family(
 
 
 # -- through the real pipeline, where one runs without downloads -------------------------------------------
-
-
-def draw(pipe: diffusers.DiffusionPipeline, case: ModuleType, seeds: tuple[int, ...] = (0,)) -> Tensor:
-    pipe.set_progress_bar_config(disable=True)
-    request = {"num_inference_steps": 2, "output_type": "latent", "return_dict": False}
-    return torch.as_tensor(pipe(**request | case.request(seeds))[0])
 
 
 def test_the_real_pipeline_draws_and_removal_is_bit_exact(model: nn.Module, case: ModuleType) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from evaluations import JOB, PROMPTS, SMALL, WAYS, fill, lines_of, rows_of
 from PIL import Image
 
 from tomadiff import config
@@ -30,43 +31,9 @@ from tomadiff.tools.evaluate.scores import Wanted, judges_of, score
 from tomadiff.tools.evaluate.store import Store, append, folder_for, read_rows, slug
 from tomadiff.tools.evaluate.summary import cases, pareto, pareto_plot, summarise, table, worst_tenth
 
-WAYS = (REFERENCE, ("tomadiff", 0.5), ("tomesd", 0.5))
-JOB = Job("emoji-unet", WAYS, steps=2, size=(32, 32), threads=1)
-PROMPTS = ["pizza", "hot dog"]
-SMALL = [
-    "--model",
-    "emoji-unet",
-    "--prompts",
-    "embedded",
-    "--steps",
-    "2",
-    "--size",
-    "32",
-    "32",
-    "--threads",
-    "1",
-]
-
 
 def drawing(prompt: str = "pizza") -> Drawing:
     return Drawing(prompt, 0, *REFERENCE, 0.5, "somebody", encode(Image.new("RGB", (8, 8))))
-
-
-def fill(store: Store, prompts: list[str] = PROMPTS, seeds: tuple[int, ...] = (0, 1)) -> None:
-    for made in local.run(store.job, store.missing(prompts, seeds)):
-        store.add(made)
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a folder, without what differs from run to run."""
-    differs = ("seconds", "painter")
-    rows = [{k: v for k, v in row.items() if k not in differs} for row in read_rows(folder / "rows.jsonl")]
-    return sorted(rows, key=lambda row: row["file"])
-
-
-def lines_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """The lines of a summary, by the name of the way."""
-    return {line["way"]: line for line in json.loads((folder / "summary.json").read_text())["lines"]}
 
 
 # -- the folder --------------------------------------------------------------------------------------------

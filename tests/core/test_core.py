@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeded import features
 from torch import Tensor
 
 from tomadiff import Config
@@ -24,10 +25,6 @@ grids = st.one_of(
     st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)),
 )
 kinds = st.sampled_from(["tile", "stripe", "global"])
-
-
-def features(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def coverage(similarity: Tensor, chosen: Sequence[int]) -> float:

@@ -17,8 +17,8 @@ from diffusers import (
     StableDiffusionPipeline,
 )
 from pipelines import draw, make, text
-from test_families import draw as draw_case
 from tiny import build, tiny
+from tiny import draw as draw_case
 
 import tomadiff
 

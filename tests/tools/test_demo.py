@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import string
 import subprocess
 import sys
 import time
@@ -15,10 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline
 from PIL import Image
-from pipelines import WIDTH, make
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+from pipelines import whole_pipeline
 
 import tomadiff
 from tomadiff.tools import cli
@@ -182,28 +179,6 @@ def test_merge_map_draws_first_middle_and_last_step(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     with Image.open(tmp_path / "map.png") as picture:
         assert picture.size[0] > 3 * 512
-
-
-def whole_pipeline(folder: Path) -> Path:
-    """A Stable Diffusion pipeline with a tiny text encoder of its own, saved as users save theirs."""
-    letters = string.ascii_lowercase
-    words = ["<|startoftext|>", "<|endoftext|>", *letters, *(letter + "</w>" for letter in letters)]
-    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=16)
-    config = CLIPTextConfig(
-        vocab_size=len(words),
-        hidden_size=WIDTH,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        max_position_embeddings=16,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    parts = make("sd1").components | {"tokenizer": tokenizer, "text_encoder": CLIPTextModel(config)}
-    StableDiffusionPipeline(**parts, requires_safety_checker=False).save_pretrained(folder / "pipe")
-    return folder / "pipe"
 
 
 def test_any_pipeline_in_a_folder_is_a_model_too(tmp_path: Path) -> None:
