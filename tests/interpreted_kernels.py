@@ -1,4 +1,4 @@
-"""The kernels against core, in Triton's interpreter. kernels/test_kernels.py runs it, with TRITON_INTERPRET."""
+"""The kernels against core, in Triton's interpreter: kernels/test_kernels.py runs it so."""
 
 from __future__ import annotations
 

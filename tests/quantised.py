@@ -1,4 +1,4 @@
-"""Linear layers with weights of 8 bits, by torchao. composition/test_composition.py starts it as a process."""
+"""Linear layers with weights of 8 bits, by torchao. composition/test_composition.py runs it as a process."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import diffusers
 from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
-from tomadiff import wan
+from . import wan
 
 MODEL = "AnyFlowTransformer3DModel"
 SETTINGS = wan.SETTINGS

@@ -7,7 +7,7 @@ from pipelines import vae
 from seeded import bare_pipeline, noise, text
 from torch import nn
 
-from tomadiff import flux
+from . import flux
 
 MODEL = "BriaTransformer2DModel"
 SETTINGS = flux.SETTINGS | {"pooled_projection_dim": None}

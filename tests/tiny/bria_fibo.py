@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from seeded import text
 from torch import nn
 
-from tomadiff import bria
+from . import bria
 
 MODEL = "BriaFiboTransformer2DModel"
 SETTINGS = bria.SETTINGS | {"text_encoder_dim": 16}

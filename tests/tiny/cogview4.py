@@ -8,7 +8,7 @@ import diffusers
 import torch
 from torch import nn
 
-from tomadiff import cogview3
+from . import cogview3
 
 MODEL = "CogView4Transformer2DModel"
 SETTINGS = cogview3.SETTINGS | {"rope_axes_dim": (8, 8)}

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tomadiff import cogvideox
+from . import cogvideox
 
 MODEL = "ConsisIDTransformer3DModel"
 SETTINGS = cogvideox.SETTINGS | {"norm_elementwise_affine": True}

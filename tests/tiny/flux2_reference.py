@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from seeded import noise, positions
 from torch import nn
 
-from tomadiff import flux2
+from . import flux2
 
 MODEL, SETTINGS = flux2.MODEL, flux2.SETTINGS
 REFERENCE = (4, 6)

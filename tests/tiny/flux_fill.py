@@ -11,7 +11,7 @@ from pipelines import vae
 from seeded import bare_pipeline, noise
 from torch import nn
 
-from tomadiff import flux
+from . import flux
 
 MODEL = flux.MODEL
 CHANNELS = 16 + 16 + 4 * 64  # of noise, of the masked picture, and 16 x 16 pixels of the mask

@@ -12,7 +12,7 @@ from pipelines import vae
 from seeded import bare_pipeline, noise, positions
 from torch import nn
 
-from tomadiff import flux
+from . import flux
 
 MODEL, SETTINGS = flux.MODEL, flux.SETTINGS
 REFERENCE = (4, 6)

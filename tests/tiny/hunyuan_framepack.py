@@ -8,7 +8,7 @@ import torch
 from seeded import noise, text
 from torch import nn
 
-from tomadiff import hunyuan_video
+from . import hunyuan_video
 
 MODEL = "HunyuanVideoFramepackTransformer3DModel"
 SETTINGS = hunyuan_video.SETTINGS | {

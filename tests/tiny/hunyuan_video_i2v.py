@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tomadiff import hunyuan_video
+from . import hunyuan_video
 
 MODEL = "HunyuanVideoTransformer3DModel"
 SETTINGS = hunyuan_video.SETTINGS | {"image_condition_type": "token_replace"}

@@ -5,7 +5,7 @@ from typing import Any
 from seeded import noise, text, times
 from torch import nn
 
-from tomadiff import modelscope
+from . import modelscope
 
 MODEL = "I2VGenXLUNet"
 SETTINGS = modelscope.SETTINGS | {"num_attention_heads": 2}

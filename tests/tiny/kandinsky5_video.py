@@ -7,7 +7,7 @@ import torch
 from seeded import bare_pipeline, noise
 from torch import nn
 
-from tomadiff import kandinsky5
+from . import kandinsky5
 
 MODEL, SETTINGS = kandinsky5.MODEL, kandinsky5.SETTINGS
 GRID, ODD = (2, 8, 8), (3, 5, 7)

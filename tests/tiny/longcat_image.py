@@ -8,7 +8,7 @@ from seeded import bare_pipeline, noise, prompts, tokenizer
 from torch import nn
 from transformers import Qwen2Config, Qwen2Model
 
-from tomadiff import flux
+from . import flux
 
 MODEL = "LongCatImageTransformer2DModel"
 SETTINGS = {key: value for key, value in flux.SETTINGS.items() if key != "pooled_projection_dim"}

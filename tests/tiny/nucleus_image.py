@@ -9,7 +9,7 @@ import torch
 from seeded import bare_pipeline, noise, text
 from torch import nn
 
-from tomadiff import qwen_image
+from . import qwen_image
 
 MODEL = "NucleusMoEImageTransformer2DModel"
 SETTINGS = qwen_image.SETTINGS | {

@@ -6,7 +6,7 @@ import diffusers
 from seeded import bare_pipeline, noise, text
 from torch import nn
 
-from tomadiff import flux
+from . import flux
 
 MODEL = "OvisImageTransformer2DModel"
 SETTINGS = {key: value for key, value in flux.SETTINGS.items() if key != "pooled_projection_dim"} | {

@@ -9,7 +9,7 @@ import torch
 from seeded import noise
 from torch import nn
 
-from tomadiff import qwen_image
+from . import qwen_image
 
 MODEL, SETTINGS = qwen_image.MODEL, qwen_image.SETTINGS | {"zero_cond_t": True}
 REFERENCE = (4, 6)

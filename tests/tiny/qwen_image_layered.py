@@ -9,7 +9,7 @@ import torch
 from seeded import noise, text, times
 from torch import nn
 
-from tomadiff import qwen_image
+from . import qwen_image
 
 MODEL = qwen_image.MODEL
 SETTINGS = qwen_image.SETTINGS | {"use_layer3d_rope": True, "use_additional_t_cond": True}

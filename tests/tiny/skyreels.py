@@ -9,7 +9,7 @@ import torch
 from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
-from tomadiff import wan
+from . import wan
 
 MODEL = "SkyReelsV2Transformer3DModel"
 SETTINGS = wan.SETTINGS | {"num_frame_per_block": 2}

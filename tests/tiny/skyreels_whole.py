@@ -6,7 +6,7 @@ import diffusers
 from seeded import bare_pipeline
 from torch import nn
 
-from tomadiff import skyreels, wan
+from . import skyreels, wan
 
 MODEL, SETTINGS = skyreels.MODEL, wan.SETTINGS
 GRID, ODD = wan.GRID, wan.ODD

@@ -9,7 +9,7 @@ import torch
 from seeded import bare_pipeline, noise, text, times
 from torch import nn
 
-from tomadiff import stable_cascade
+from . import stable_cascade
 
 MODEL = stable_cascade.MODEL
 SETTINGS = stable_cascade.SETTINGS | {
