@@ -19,7 +19,7 @@ import tomadiff
     "settings",
     [
         {"where": "span", "weigh_keys": True},
-        {"where": "module", "remember": True, "dense_steps": 1, "dense_every": 3},
+        {"where": "module", "interval": 2},
         {"where": "kv"},
         {"unmerge": "pinv", "scale": 10.0},
         {"method": "tome"},

@@ -250,7 +250,7 @@ def test_gradients_go_through_a_fused_plan() -> None:
 @pytest.mark.parametrize("where", ["span", "module"])
 @pytest.mark.parametrize("name", ["sdxl", "flux"])
 def test_pipelines_draw_the_same_with_kernels(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole generation that remembers, on ragged grids."""
+    """A whole generation, on ragged grids."""
     drawn = []
     for used in "01":
         monkeypatch.setenv("TOMADIFF_KERNELS", used)

@@ -134,6 +134,7 @@ MAKERS: dict[str, Callable[[], DiffusionPipeline]] = {"sd1": sd1, "sdxl": sdxl, 
 def make(name: str) -> DiffusionPipeline:
     torch.manual_seed(0)
     pipe = MAKERS[name]()
+    denoiser(pipe).eval()  # as from_pretrained leaves it
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

@@ -25,11 +25,11 @@ CONFIGS: list[dict[str, Any]] = [
     {},
     {"ratio": {1: 0.75, 2: 0.25}},
     {"ratio": {"block": 0.5}, "where": "block", "share": "kind", "shift": True},
-    {"where": "module", "modules": ("self", "mlp"), "weigh_keys": True, "dense_steps": 0.25},
-    {"where": "kv", "dense_every": 4, "dense_steps": 1},
+    {"where": "module", "modules": ("self", "mlp"), "weigh_keys": True, "interval": 2},
+    {"where": "kv", "interval": [0, 1, 4]},
     {"method": "tome", "where": "block"},
     {"method": "todo"},
-    {"ratio": [(0, 0.25), (0.5, {1: 0.75})], "dense_last_steps": 0.1, "dense_last_blocks": 1},
+    {"ratio": [(0, 0.25), (0.5, {1: 0.75})], "dense_last_blocks": 1},
 ]
 
 
@@ -44,9 +44,9 @@ def test_a_config_comes_back_from_its_file_and_from_its_way(given: dict[str, Any
 
 
 def test_a_file_has_only_what_was_asked_for(tmp_path: Path) -> None:
-    settings_file.save(tmp_path / "some.json", tomadiff.Config(ratio=0.25, dense_every=4))
+    settings_file.save(tmp_path / "some.json", tomadiff.Config(ratio=0.25, interval=4))
     content = json.loads((tmp_path / "some.json").read_text())
-    assert content["config"] == {"ratio": 0.25, "dense_every": 4}
+    assert content["config"] == {"interval": 4, "ratio": 0.25}
 
 
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_the_commands_take_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    settings_file.save("some.json", tomadiff.Config(ratio={2: 0.5}, where="block", dense_every=0))
+    settings_file.save("some.json", tomadiff.Config(ratio={2: 0.5}, where="block"))
     small = ["--model", "emoji-unet", "--steps", "2"]
     assert main(["generate", "fox", *small, "--settings", "some.json", "-o", "x.png"]) == 0
     assert main(["merge-map", "fox", *small, "--settings", "some.json", "-o", "map.png"]) == 0
@@ -176,7 +176,7 @@ def test_all_commands_warn_of_a_file_that_was_made_for_another_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = tomadiff.Config(ratio=0.5, dense_every=0)
+    config = tomadiff.Config(ratio=0.5)
     settings_file.save("fast.json", config, {"model class": "FluxTransformer2DModel"})
     small = ["--model", "emoji-unet", "--steps", "1", "--size", "32", "32"]
     for command in (

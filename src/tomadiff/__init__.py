@@ -1,7 +1,8 @@
-"""tomadiff: diffusion models on fewer tokens, in one call, without training.
+"""tomadiff: faster diffusion models in one call, without training.
 
 >>> import tomadiff
->>> tomadiff.apply(pipe, ratio=0.5)
+>>> tomadiff.apply(pipe)             # the best that is known for this pipeline, sampler and number of steps
+>>> tomadiff.apply(pipe, ratio=0.5)  # token merging in every step
 >>> print(tomadiff.report(pipe))
 >>> tomadiff.remove(pipe)
 """
@@ -15,11 +16,11 @@ from typing import Any, TypeVar
 
 from .config import Config, make
 from .errors import NotPatchedError
-from .models import FAMILIES, Family, custom, family_of
+from .models import FAMILIES, Family, custom, find_family
 from .models.custom import Sites
 from .report import Report, make_report
 from .runtime import registration
-from .runtime.session import Patch
+from .runtime.session import Session
 from .settings_file import load as load_settings
 from .settings_file import warn_of_another
 
@@ -37,38 +38,39 @@ def apply(
     sites: Sites | None = None,
     **settings: Any,
 ) -> Target:
-    """Let the transformer blocks of a diffusers pipeline, UNet or transformer run on fewer tokens.
+    """Make a diffusers pipeline, UNet or transformer faster, by two means that go together.
+
+    `interval` says which steps run the model: in the others, its output is forecast. `ratio` says how many
+    tokens the transformer blocks drop in the steps that run, by merging tokens that are alike. With neither,
+    the sampler and the number of steps decide, generation by generation; `tomadiff.report` tells how.
 
     Give a `Config`, the name of a settings file, or fields of a `Config` by keyword, on top of a preset where
-    one is named ("toma", "toma_once", "toma_tile", "toma_stripe"). "auto" measures where merging gains on
-    this device, and leaves the rest dense. `sites` says where to merge in a model of no declared family.
-    Applying again replaces what was there. Returns the target.
+    one is named ("toma", "toma_once", "toma_tile", "toma_stripe"). `sites` says where to merge in a model of
+    no declared family. Applying again replaces what was there. Returns the target.
     """
     path = file = None
-    if config == "auto":
-        config, settings = None, {"auto": True, **settings}
-    elif isinstance(config, (str, PathLike)):
+    if isinstance(config, (str, PathLike)):
         path, file = config, load_settings(config)
         # as if by keyword, so that what it leaves out is as the model allows; beside others, it is refused
         config, settings = (file.config, settings) if settings or preset else (None, file.given)
-    patches = []
+    sessions = []
     for model, pipeline in registration.denoisers(target):
-        family = family_of(model) if sites is None else custom.family(model, sites)
-        chosen = make(config, preset, settings, family.paper_reuse, family.offers)
-        patches.append(Patch(model, family, chosen, pipeline))
-    made_for = warn_of_another(path, file, patches[0].model) if file else None
+        family = find_family(model) if sites is None else custom.family(model, sites)
+        more = () if family is None else (family.paper_reuse, family.offers)
+        sessions.append(Session(model, family, make(config, preset, settings, *more), pipeline))
+    made_for = warn_of_another(path, file, sessions[0].model) if file else None
     remove(target)
-    for patch in patches:
-        patch.made_for = made_for
-        registration.attach(patch)
+    for session in sessions:
+        session.made_for = made_for
+        registration.attach(session)
     return target
 
 
 def remove(target: Target) -> Target:
-    """Take merging off again, exactly; nothing happens where there is none. Returns the target."""
-    for patch in _patches(target):
-        registration.detach(patch)
-        patch.forget()  # hooks and modules hold each other: its tensors would stay until these are collected
+    """Take tomadiff off again, exactly; nothing happens where it is not on. Returns the target."""
+    for session in _sessions(target):
+        registration.detach(session)
+        session.forget()  # hooks and modules hold each other: tensors would stay until they are collected
     return target
 
 
@@ -81,27 +83,27 @@ def merged(
     sites: Sites | None = None,
     **settings: Any,
 ) -> Iterator[Target]:
-    """Merging for the length of a `with` block, then again what was there before."""
-    models, before = [model for model, _ in registration.denoisers(target)], _patches(target)
+    """`apply` for the length of a `with` block, then again what was there before."""
+    models, before = [model for model, _ in registration.denoisers(target)], _sessions(target)
     apply(target, config, preset=preset, sites=sites, **settings)
     try:
         yield target
     finally:
         for each in (target, *models):  # a pipeline may have got another model meanwhile
             remove(each)
-        for patch in before:
-            registration.attach(patch)
+        for session in before:
+            registration.attach(session)
 
 
 def report(target: Any) -> Report:
-    """What merging did since it was applied; prints as a table."""
-    patches = _patches(target)
-    if not patches:
+    """What was done since `apply`: steps run and forecast, tokens merged, and why; prints as a table."""
+    sessions = _sessions(target)
+    if not sessions:
         model = registration.denoiser(target)[0]
         raise NotPatchedError(
-            f"nothing to report: {type(model).__name__} has no merging; call tomadiff.apply first"
+            f"nothing to report: {type(model).__name__} is as it was; call tomadiff.apply first"
         )
-    return make_report(patches, registration.second(target))
+    return make_report(sessions, registration.second(target))
 
 
 def families() -> tuple[Family, ...]:
@@ -109,7 +111,7 @@ def families() -> tuple[Family, ...]:
     return FAMILIES
 
 
-def _patches(target: Any) -> list[Patch]:
-    """What is on the models of a target."""
+def _sessions(target: Any) -> list[Session]:
+    """Those that are on the models of a target."""
     models = [model for model, _ in registration.denoisers(target)]
-    return [patch for patch in map(registration.patch_of, models) if patch is not None]
+    return [session for session in map(registration.session_of, models) if session is not None]

@@ -35,7 +35,7 @@ TOMA: dict[str, Any] = {
     "refresh_destinations": 6,
     "refresh_weights": 6,
     "share": "block",
-    "remember": "auto",
+    "dense_blocks": 1,
 }
 # ToMe and ToFu match anew in every block and step, around self-attention
 MATCHING: dict[str, Any] = {
@@ -45,29 +45,31 @@ MATCHING: dict[str, Any] = {
     "refresh_destinations": 1,
     "refresh_weights": 1,
     "share": "block",
-    "remember": False,
+    "dense_blocks": 0,
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
     "toma": TOMA,
     "tome": MATCHING,
     "tofu": MATCHING,
     "todo": MATCHING | {"ratio": 0.75, "where": "kv", "share": "kind"},
-    "ideal": TOMA | {"remember": False},
+    "ideal": TOMA,
 }
-# Where sites remember, the first two steps and every third after them are dense, unless asked otherwise.
-DENSE_STEPS, DENSE_EVERY = 2, 3
-LEAST_STEPS = 8  # of a generation in which remember="auto" does: in fewer, each is too far from the next
-
 
 Ratio = float | Mapping[str | int, float]
 
 
 @dataclass(frozen=True)
 class Config:
-    """How tokens are merged. `ratio` is the one that matters; the rest trades speed for fidelity.
+    """Which steps run, and on how many tokens. `interval` and `ratio` are the two that matter.
 
-    A setting that is not given, or None, is the method's own; the values below are ToMA's.
+    With neither of them, and nothing else that is about merging, tomadiff takes what is best for the sampler
+    and the number of steps. `interval` alone merges nothing, `ratio` alone runs every step. Any other setting
+    that is not given, or None, is the method's own; the values below are ToMA's.
 
+    interval: the model runs in the first two steps, in every so many-th after them and in the last one; in
+        the others its output is forecast. 1 runs every step. Or a list of the steps that run, from 0. "auto"
+        chooses by sampler and number of steps; where no forecast would hold, every step runs, and, unless
+        `ratio` says otherwise, runs on merged tokens.
     ratio (0.5): share of tokens removed, 0 <= ratio < 1. Or a mapping, by kind of site ({"self": 0.5,
         "mlp": 0.25}; {"joint": 0.25, "single": 0.5}) or by level of a UNet, named by its downsampling
         ({2: 0.75, 4: 0.25}). Or a list of step ranges, each with the step that it begins at, a number from 0
@@ -89,22 +91,13 @@ class Config:
     refresh_destinations (6), refresh_weights (6): steps between choosing destinations, and weights, anew.
     share ("block"): one plan for each block (or module, or span), or one for all sites of a "kind" and
         resolution.
-    remember ("auto"): let each site keep what it did to each token in dense steps, forecast from that what
-        it does next, and take from merged tokens only how that goes wrong. Takes memory: four times the
-        tokens of each site, or span. "auto" does so in generations of 8 steps or more whose pipeline is
-        known; in shorter ones, and in a bare model, tokens are merged in every step.
-    dense_steps (2 where sites remember, else 0): leave the first so many steps dense (an int), or this share
-        of all steps (a float below 1).
-    dense_every (3 where sites remember, else 0): after these, leave every so many-th step dense too; 0 for
-        none.
-    dense_last_steps: leave the last so many steps, or this share of them, dense; needs a pipeline to tell
-        how many there are.
     weigh_keys: let a merged key count as often as the tokens it stands for.
-    dense_blocks, dense_last_blocks: leave the first, the last so many blocks of each kind dense.
-    shift: on every other step, use a layout that is shifted by half a region (half a cell); with remember,
-        between every other pair of dense steps.
+    dense_blocks (1), dense_last_blocks (0): leave the first, the last so many blocks of each kind dense; the
+        first of a kind only where there are others.
+    shift: use a layout that is shifted by half a region (half a cell) in every other step that runs.
     """
 
+    interval: int | Sequence[int] | str | None = None
     ratio: Ratio | Sequence[tuple[int | float, Ratio]] | str | None = None
     method: str = "toma"
     regions: str | None = None
@@ -117,12 +110,8 @@ class Config:
     refresh_destinations: int | None = None
     refresh_weights: int | None = None
     share: str | None = None
-    dense_steps: int | float | None = None
-    dense_every: int | None = None
-    dense_last_steps: int | float = 0
-    remember: bool | str | None = None
     weigh_keys: bool = False
-    dense_blocks: int = 0
+    dense_blocks: int | None = None
     dense_last_blocks: int = 0
     shift: bool = False
     auto: bool = False
@@ -139,28 +128,19 @@ class Config:
             ("refresh_weights", 1),
             ("dense_blocks", 0),
             ("dense_last_blocks", 0),
-            ("dense_every", 0),
         ):
             value = getattr(self, name)
-            if not (value is None and name == "dense_every") and (not _is_int(value) or value < least):
+            if not _is_int(value) or value < least:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
-        self._check_ratio()
+        if self.ratio is not None:
+            self._check_ratio()
         for name in ("weigh_keys", "shift", "auto"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
-        if not isinstance(self.remember, bool) and self.remember != "auto":
-            raise ConfigError(f'remember={self.remember!r} must be True, False or "auto"')
         if "scale" in own and (not _is_number(self.scale) or not 0 < self.scale < float("inf")):
             raise ConfigError(
                 f"scale={self.scale!r} must be a positive number; 1000 is close to a hard assignment"
             )
-        for name in ("dense_steps", "dense_last_steps"):
-            value = getattr(self, name)
-            if not (value is None and name == "dense_steps") and not _is_step(value):
-                raise ConfigError(
-                    f"{name}={value!r} must be a number of steps (an int, 0 or more) "
-                    "or a share of them (a float, 0 <= share < 1)"
-                )
         self._check_fit()
 
     def _take_defaults(self) -> None:
@@ -168,8 +148,9 @@ class Config:
         if self.ratio == "auto":
             object.__setattr__(self, "ratio", None)
             object.__setattr__(self, "auto", True)
+        self._take_interval()
         for name in TOMA:
-            if getattr(self, name) is None:
+            if getattr(self, name) is None and name != "ratio":
                 object.__setattr__(self, name, self._default(name))
             elif name not in own:
                 has = [field.name for field in fields(self) if field.name in own or field.name not in TOMA]
@@ -178,12 +159,36 @@ class Config:
                     f"setting; it has {_listed(has)}"
                 )
 
+    def _take_interval(self) -> None:
+        """Which steps run, and a ratio to go with that; the ratio stays None where the sampler decides."""
+        if self.interval is None:
+            merging = [field.name for field in fields(self) if field.name != "interval"]
+            asked = any(getattr(self, name) != getattr(type(self), name) for name in merging)
+            object.__setattr__(self, "interval", 1 if asked else "auto")
+        if isinstance(self.interval, Sequence) and not isinstance(self.interval, str):
+            object.__setattr__(self, "interval", tuple(self.interval))
+        self._check_interval()
+        if self.ratio is None and self.interval != "auto":
+            own = DEFAULTS[self.method]["ratio"] if self.interval == 1 or self.auto else 0.0
+            object.__setattr__(self, "ratio", own)
+
+    def _check_interval(self) -> None:
+        steps = self.interval if isinstance(self.interval, tuple) else ()
+        if isinstance(self.interval, tuple):
+            if not all(map(_is_int, steps)) or steps[:2] != (0, 1) or any(a >= b for a, b in pairwise(steps)):
+                raise ConfigError(
+                    f"interval={list(steps)!r} must list the steps that run, as in [0, 1, 4, 7, 9]: numbers "
+                    "that grow, the first two of them 0 and 1, since a forecast needs two"
+                )
+        elif self.interval != "auto" and (not _is_int(self.interval) or self.interval < 1):
+            raise ConfigError(
+                f'interval={self.interval!r} must be a whole number of at least 1, a list of steps, or "auto"'
+            )
+
     def _default(self, name: str) -> Any:
         """The method's own; what it depends on comes before it in TOMA, and is settled."""
         if name == "modules" and self.where != "module":
             return MODULES  # a block or a span has all of them
-        if name == "remember" and (self.where == "kv" or self.dense_every == 0):
-            return False  # nothing is unmerged, or there is nothing to remember
         return DEFAULTS[self.method].get(name)
 
     def _check_choices(self, names: Iterable[str]) -> None:
@@ -212,18 +217,6 @@ class Config:
             )
         if self.where == "kv" and self.unmerge == "pinv":
             raise ConfigError('unmerge="pinv" can\'t be honoured: where="kv" has nothing to unmerge')
-        if self.remember and self.dense_every == 0:
-            raise ConfigError(
-                f"remember={self.remember!r} needs dense steps to remember: leave dense_every=0 out, or give "
-                "2 or more"
-            )
-        if self.dense_every == 1:
-            raise ConfigError("dense_every=1 leaves every step dense: take 2 or more, or 0 for none")
-        if self.remember and (self.where == "kv" or self.method in ("tofu", "ideal")):
-            raise ConfigError(
-                f"remember={self.remember!r} can't be honoured: method={self.method!r} with "
-                f"where={self.where!r} unmerges nothing that could be told apart from what it did before"
-            )
         if self.auto and isinstance(self.ratio, tuple):
             raise ConfigError(
                 "auto=True can't be honoured with a ratio by range of steps: it measures one; give a number, "
@@ -261,7 +254,7 @@ class Config:
     def _checked_parts(self, ratio: Any) -> Ratio:
         """A number, or numbers by part of the model."""
         by_part = isinstance(ratio, Mapping)
-        for value in ratio.values() if by_part else [ratio]:
+        for value in _numbers(ratio):
             if not _is_number(value) or not 0 <= value < 1:
                 raise ConfigError(
                     f"ratio={value!r} must be a number, at least 0 and below 1: the share of tokens "
@@ -324,42 +317,38 @@ class Config:
             )
         object.__setattr__(self, "modules", modules)
 
-    def remembers(self, steps: int | None) -> bool:
-        """Whether sites do, in a generation of so many steps, or of nobody knows how many."""
-        return self.remember is True or (self.remember == "auto" and (steps or 0) >= LEAST_STEPS)
+    @property
+    def uneven(self) -> bool:
+        """Whether steps of a generation differ."""
+        return self.interval != 1 or isinstance(self.ratio, tuple)
 
-    def cadence(self, remembers: bool) -> tuple[int | float, int]:
-        """How many steps are dense, first and later, where sites remember or not."""
-        first, every = (DENSE_STEPS, DENSE_EVERY) if remembers else (0, 0)
-        return (
-            first if self.dense_steps is None else self.dense_steps,
-            every if self.dense_every is None else self.dense_every,
-        )
+    @property
+    def merges(self) -> bool:
+        """Whether anything is merged, in whichever generation."""
+        return any(any(_numbers(ratio)) for _, ratio in self.ranges())
 
     def ranges(self) -> tuple[tuple[int | float, Ratio], ...]:
         """Where ranges of steps begin, the first one at 0, and their ratios."""
+        if self.ratio is None:
+            return ((0, DEFAULTS[self.method]["ratio"]),)
         if not isinstance(self.ratio, tuple):
             return ((0, self.ratio),)
         return self.ratio if self.ratio[0][0] == 0 else ((0, 0.0), *self.ratio)
-
-    @property
-    def uneven(self) -> bool:
-        """Whether steps differ by more than a cadence that goes through the whole generation."""
-        return bool(self.dense_steps or self.dense_last_steps or isinstance(self.ratio, tuple))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def asked(self) -> dict[str, Any]:
-        """The ratio, and what else is not the method's own: enough to make the same again."""
-        own = Config(method=self.method).to_dict() | {"method": "toma"}
-        return {
-            name: value for name, value in self.to_dict().items() if name == "ratio" or value != own[name]
-        }
+        """Interval and ratio, and what else is not the method's own: enough to make the same again."""
+        own = Config(method=self.method).to_dict() | {"method": "toma", "interval": None, "ratio": None}
+        asked = {name: value for name, value in self.to_dict().items() if value != own[name]}
+        if asked["interval"] == 1 and "ratio" in asked:  # a ratio alone says so
+            del asked["interval"]
+        return asked
 
 
 # The paper's variants. How long plans are kept differs by family, see `make`.
-AS_PUBLISHED: dict[str, Any] = {"share": "kind", "remember": False}
+AS_PUBLISHED: dict[str, Any] = {"share": "kind", "dense_blocks": 0, "interval": 1}
 PRESETS: dict[str, dict[str, Any]] = {
     "toma": {"regions": "tile", "assign": "global", "where": "module", **AS_PUBLISHED},
     "toma_once": {"regions": "tile", "assign": "global", "where": "block", **AS_PUBLISHED},
@@ -408,6 +397,10 @@ def make(
         )
     reuse = {"refresh_destinations": paper_reuse[0], "refresh_weights": paper_reuse[1]}
     return Config(**{**PRESETS[preset], **reuse, **settings})
+
+
+def _numbers(ratio: Ratio) -> Collection[float]:
+    return ratio.values() if isinstance(ratio, Mapping) else (ratio,)
 
 
 def _is_int(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""What merging did to a model: an honest account, as a table and as data."""
+"""What was done to a model's calls: an honest account, as a table and as data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .config import Config
-from .runtime.session import Patch
+from .runtime.session import Session
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,14 @@ class SiteReport:
 @dataclass(frozen=True)
 class Report:
     model: str
-    family: str
+    family: str  # "" where the model is of none, and nothing can be merged
     settings: dict[str, Any]
     made_for: str | None  # the class of models that the settings file was made for, if it is another
     sites: list[SiteReport]
     generations: int
-    model_calls: int
+    steps: dict[str, int]  # "run", and those whose output was "forecast"
+    model_calls: dict[str, int]  # the same in calls: guidance may make several in a step
+    why: str  # the last generation ran the steps that it did
     refreshes: dict[str, int]  # plans made: whole ones ("destinations"), and those with new "weights" only
     auto: list[str]  # what auto found, for each size
     seconds: dict[str, float] | None  # "plan", "merge", "unmerge", "model"; None where our clock can't tell
@@ -47,36 +49,41 @@ class Report:
         return {**asdict(self), "overhead": self.overhead}
 
     def __str__(self) -> str:
-        lines = [f"tomadiff on {self.model} ({self.family}): {_changed(self.settings)}"]
+        on = f"{self.model} ({self.family})" if self.family else self.model
+        lines = [f"tomadiff on {on}: {_changed(self.settings)}"]
         if self.made_for:
             lines.append(f"these settings were made for {self.made_for}, not for this model")
-        lines += [*_table(self.sites), *self.auto]
         lines.append(
-            f"{_counted(self.model_calls, 'model call')} in {_counted(self.generations, 'generation')}; "
-            f"plans made: {self.refreshes['destinations']} whole, "
-            f"{self.refreshes['weights']} with new weights only"
+            f"{_counted(self.generations, 'generation')}: {_counted(self.steps['run'], 'step')} run, "
+            f"{self.steps['forecast']} forecast" + (f"; {self.why}" if self.why else "")
         )
-        if self.model_calls == 0:
+        if self.sites:
+            lines += [*_table(self.sites), *self.auto]
+            lines.append(
+                f"plans made: {self.refreshes['destinations']} whole, "
+                f"{self.refreshes['weights']} with new weights only"
+            )
+        if not self.generations:
             lines.append("not called yet: tokens and times are known after a generation")
         elif self.overhead is None:
             lines.append("times are not known: this device works while the host goes on")
-        else:
+        elif self.sites:
             parts = ", ".join(f"{name} {self.seconds[name]:.3f} s" for name in ("plan", "merge", "unmerge"))
             lines.append(f"{parts}: {self.overhead:.1%} of the model's {self.seconds['model']:.2f} s")
         return "\n".join(lines)
 
 
-def make_report(patches: list[Patch], second: str | None = None) -> Report:
+def make_report(sessions: list[Session], second: str | None = None) -> Report:
     """Of one model, or of those that take turns in a generation, the second of which has this name."""
-    first, timed = patches[0], all(patch.state.times.known for patch in patches)
+    first, timed = sessions[0], all(session.state.times.known for session in sessions)
     return Report(
         model=type(first.model).__name__,
-        family=first.family.name,
+        family=first.family.name if first.family else "",
         settings=first.config.to_dict(),
         made_for=first.made_for,
         sites=[
             SiteReport(
-                name=hook.place.name if patch is first else f"{second}.{hook.place.name}",
+                name=hook.place.name if session is first else f"{second}.{hook.place.name}",
                 kind=hook.site.kind,
                 level=hook.place.level,
                 tokens=hook.tokens,
@@ -85,14 +92,16 @@ def make_report(patches: list[Patch], second: str | None = None) -> Report:
                 calls=hook.calls,
                 dense_calls=hook.dense_calls,
             )
-            for patch in patches
-            for hook in patch.sites
+            for session in sessions
+            for hook in session.sites
         ],
         generations=first.state.clock.generation,
-        model_calls=sum(patch.model_calls for patch in patches),
-        refreshes=_sums([patch.state.plans.refreshes for patch in patches]),
-        auto=[str(answer) for patch in patches for answer in patch.answers.values()],
-        seconds=_sums([patch.state.times.seconds for patch in patches]) if timed else None,
+        steps=_sums([session.counts.steps for session in sessions]),
+        model_calls=_sums([session.counts.calls for session in sessions]),
+        why=first.counts.why,
+        refreshes=_sums([session.state.plans.refreshes for session in sessions]),
+        auto=[str(answer) for session in sessions for answer in session.answers.values()],
+        seconds=_sums([session.state.times.seconds for session in sessions]) if timed else None,
     )
 
 

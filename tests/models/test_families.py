@@ -12,8 +12,9 @@ import pytest
 import torch
 from comparison import CHANGED, distance, state
 from pipelines import MAKERS, denoiser, make
-from tiny import NAMES, NEWEST, build, draw, grid_of, run, tiny
+from tiny import NAMES, NEWEST, build, called, draw, grid_of, run, tiny
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 import tomadiff
 from tomadiff.config import CHOICES
@@ -171,21 +172,20 @@ def test_a_sample_does_not_depend_on_its_batch(model: nn.Module, case: ModuleTyp
     assert distance(together[0], together[1]) > 1e-3
 
 
-@pytest.mark.parametrize("place", ["block", "span", "module"])
-def test_sites_remember(model: nn.Module, case: ModuleType, family: Family, place: str) -> None:
-    """Through dense and merged steps, on one and on more samples, as if each were alone."""
-    if place not in family.offers or family.time is None:
-        pytest.skip(f"{family.name} doesn't offer it, or isn't told the time, to know its steps by")
-    times = (0.9, 0.8, 0.7, 0.6, 0.5)
-    dense = [run(model, case, SEEDS[:2], time=time) for time in times]
-    tomadiff.apply(model, ratio=0.5, where=place, remember=True, dense_steps=1, dense_every=3)
-    together = [run(model, case, SEEDS[:2], time=time) for time in times]
-    calls = {(site.calls, site.dense_calls) for site in tomadiff.report(model).sites}
-    assert calls == {(5, 2)} and tomadiff.report(model).generations == 1
-    assert [distance(a, b) < 1e-6 for a, b in zip(together, dense)] == [True, False, False, True, False]
-    alone = [run(model, case, SEEDS[:1], time=time) for time in times]
-    for one, both in zip(alone, together):
-        torch.testing.assert_close(one[0], both[0], atol=1e-3, rtol=1e-3)
+def test_outputs_are_forecast_in_the_form_that_was_asked_for(model: nn.Module, case: ModuleType) -> None:
+    """Whatever a model returns: tensors, lists of them, several. A skipped step runs nothing."""
+    times = (0.9, 0.8, 0.7, 0.6)
+    first, second, _, _ = (called(model, case, time) for time in times)
+    tomadiff.apply(model, interval=[0, 1, 3])
+    calls: list[nn.Module] = []
+    model.register_forward_hook(lambda module, args, output: calls.append(module))
+    drawn = [called(model, case, time) for time in times]
+    assert len(calls) == 3 and tomadiff.report(model).model_calls == {"run": 3, "forecast": 1}
+    leaves, form = tree_flatten(drawn[2])
+    assert form == tree_flatten(first)[1]
+    expected = [2 * b - a for a, b in zip(tree_leaves(first), tree_leaves(second))]  # the line goes on
+    for leaf, value in zip(leaves, expected):
+        torch.testing.assert_close(leaf, value, atol=1e-4, rtol=1e-4)
 
 
 # -- tokens ------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def test_regions_within_frames_are_asked_for_where_the_first_is_treated_apart() 
 
 
 def test_steps_are_told_by_all_timesteps_where_the_first_frame_is_given(model: nn.Module) -> None:
-    tomadiff.apply(model, ratio=0.5, remember=True, dense_steps=1, dense_every=3)
+    tomadiff.apply(model, ratio=0.5, interval=2)
     for time in (900.0, 900.0, 800.0, 800.0, 700.0, 700.0):  # two calls for each step
         steps = torch.full((1, 128), time)
         steps[:, :64] = 0
@@ -269,7 +269,7 @@ def test_both_models_of_a_pipeline_are_merged_and_set_free(model: nn.Module) -> 
 
 
 def test_the_second_models_last_steps_are_the_last_ones(model: nn.Module) -> None:
-    pipe = tomadiff.apply(taking_turns(model, build(wan)), ratio=0.5, dense_last_steps=1)
+    pipe = tomadiff.apply(taking_turns(model, build(wan)), ratio=[(0, 0.5), (0.5, 0)])
     draw(pipe, wan)
     assert [site.dense_calls for site in tomadiff.report(pipe).sites] == [0, 0, 2, 2]
 
@@ -284,9 +284,7 @@ def test_the_second_model_may_be_alone(model: nn.Module) -> None:
 # -- frames that take turns --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "settings", [{"remember": True, "dense_steps": 1}, {"share": "kind"}, {"method": "tome"}], ids=str
-)
+@pytest.mark.parametrize("settings", [{"interval": 2}, {"share": "kind"}, {"method": "tome"}], ids=str)
 def test_frames_may_run_a_few_at_a_time(settings: dict[str, Any]) -> None:
     """To save memory, AnimateDiff's FreeNoise runs blocks on some frames after the other, in one call."""
     case, pictures = tiny("animatediff"), []

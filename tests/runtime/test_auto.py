@@ -16,7 +16,7 @@ import tomadiff
 from tomadiff.errors import ConfigError
 from tomadiff.runtime import autotune
 
-STEPS = 8  # enough to remember
+STEPS = 4
 
 
 @pytest.fixture(autouse=True)
@@ -38,14 +38,14 @@ def measured(caplog: pytest.LogCaptureFixture) -> int:
     return count
 
 
-@pytest.mark.parametrize("settings", [{"shift": True}, {"where": "module", "remember": False}], ids=str)
+@pytest.mark.parametrize("settings", [{"shift": True}, {"where": "module"}], ids=str)
 def test_where_everything_gains_the_picture_is_that_of_merging_everywhere(
     pipe: DiffusionPipeline, settings: dict[str, Any], everything_gains: None
 ) -> None:
     tomadiff.apply(pipe, **settings)
     expected = draw(pipe, steps=STEPS)
     counts = tomadiff.report(pipe)
-    tomadiff.apply(pipe, "auto", **settings)
+    tomadiff.apply(pipe, ratio="auto", **settings)
     assert torch.equal(draw(pipe, steps=STEPS), expected), "just measured"
     found = tomadiff.report(pipe)
     assert (found.model_calls, found.generations) == (counts.model_calls, counts.generations)
@@ -60,7 +60,7 @@ def test_where_nothing_gains_the_picture_is_dense_and_the_report_says_so(
 ) -> None:
     expected = draw(pipe, steps=STEPS)
     monkeypatch.setattr(autotune, "LEAST", math.inf)
-    tomadiff.apply(pipe, "auto")
+    tomadiff.apply(pipe, ratio="auto")
     assert torch.equal(draw(pipe, steps=STEPS), expected)
     report = tomadiff.report(pipe)
     assert "Nothing gains here, so all stays dense" in str(report)
@@ -73,14 +73,14 @@ def test_what_gains_is_merged_and_the_rest_is_dense(folder: Path, everything_gai
     pipe = make("sd1")
     tomadiff.apply(pipe, ratio={2: 0.75})
     expected = draw(pipe, steps=STEPS)
-    tomadiff.apply(pipe, "auto", ratio=0.75)
+    tomadiff.apply(pipe, auto=True, ratio=0.75)
     assert not torch.equal(draw(pipe, steps=STEPS), expected)
     (file,) = folder.iterdir()
     answer = json.loads(file.read_text())
     for part in answer["parts"]:
         part["merge"] = part["level"] == 2
     file.write_text(json.dumps(answer))
-    tomadiff.apply(pipe, "auto", ratio=0.75)
+    tomadiff.apply(pipe, auto=True, ratio=0.75)
     assert torch.equal(draw(pipe, steps=STEPS), expected)
     text = str(tomadiff.report(pipe))
     assert "block at level 1 left dense" in text and "block at level 2 merged" in text
@@ -97,19 +97,19 @@ def test_a_part_gains_if_the_median_of_its_rounds_does() -> None:
 
 
 def test_each_situation_is_measured_once(caplog: pytest.LogCaptureFixture, folder: Path) -> None:
-    pipe = tomadiff.apply(make("sd1"), "auto")
+    pipe = tomadiff.apply(make("sd1"), ratio="auto")
     draw(pipe)
     draw(pipe)
     assert measured(caplog) == 1
     draw(pipe, size=(128, 64))
     draw(pipe, seeds=(0, 1))
     assert measured(caplog) == 2
-    tomadiff.apply(pipe, "auto")
+    tomadiff.apply(pipe, ratio="auto")
     draw(pipe), draw(pipe, size=(128, 64)), draw(pipe, seeds=(0, 1))
     assert measured(caplog) == 0 and len(list(folder.iterdir())) == 3
-    tomadiff.apply(pipe, "auto", ratio=0.75)
+    tomadiff.apply(pipe, auto=True, ratio=0.75)
     draw(pipe)
-    tomadiff.apply(pipe.to(torch.float16), "auto")
+    tomadiff.apply(pipe.to(torch.float16), ratio="auto")
     draw(pipe, dtype=torch.float16)
     assert measured(caplog) == 2
 
@@ -118,7 +118,7 @@ def test_each_situation_is_measured_once(caplog: pytest.LogCaptureFixture, folde
 def test_a_file_that_does_not_hold_is_redone(
     damage: str, caplog: pytest.LogCaptureFixture, folder: Path
 ) -> None:
-    pipe = tomadiff.apply(make("sd1"), "auto")
+    pipe = tomadiff.apply(make("sd1"), ratio="auto")
     draw(pipe)
     (file,) = folder.iterdir()
     text = file.read_text()
@@ -129,11 +129,11 @@ def test_a_file_that_does_not_hold_is_redone(
     bad["other sites"] = json.dumps({**content, "parts": content["parts"][:1]})
     file.write_text(bad[damage])
     caplog.clear()
-    tomadiff.apply(pipe, "auto")
+    tomadiff.apply(pipe, ratio="auto")
     draw(pipe)
     assert measured(caplog) == 1
     assert json.loads(file.read_text()).keys() == content.keys()
-    tomadiff.apply(pipe, "auto")
+    tomadiff.apply(pipe, ratio="auto")
     draw(pipe)
     assert measured(caplog) == 0
 
@@ -143,7 +143,7 @@ def test_a_folder_that_can_not_be_written_is_told(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TOMADIFF_CACHE", str(tmp_path / "file"))
-    draw(tomadiff.apply(make("sd1"), "auto"))
+    draw(tomadiff.apply(make("sd1"), ratio="auto"))
     assert any("could not be kept" in message for message in caplog.messages)
 
 
@@ -160,14 +160,14 @@ def test_what_a_model_takes_apart_is_whole_when_it_is_called(everything_gains: N
 
     tomadiff.apply(model, ratio=0.5)
     expected = run()
-    tomadiff.apply(model, "auto")
+    tomadiff.apply(model, ratio="auto")
     assert torch.equal(run(), expected)
 
 
 def test_what_can_not_be_measured_is_refused_until_it_was() -> None:
     pipe = make("flux")
     model = denoiser(pipe)
-    tomadiff.apply(pipe, "auto")
+    tomadiff.apply(pipe, ratio="auto")
     with pytest.raises(ConfigError, match="autograd"):
         model(**bare_call(model))
     model.enable_cache(FirstBlockCacheConfig(threshold=0.1))
@@ -188,7 +188,7 @@ def test_blocks_that_are_compiled_one_by_one_are_measured_as_they_are(
 ) -> None:
     pipe = tomadiff.apply(make("flux"))
     expected = draw(pipe)
-    tomadiff.apply(pipe, "auto")
+    tomadiff.apply(pipe, ratio="auto")
     draw(pipe)
     pipe.transformer.compile_repeated_blocks(backend="eager", fullgraph=True)
     torch.testing.assert_close(draw(pipe), expected)
@@ -199,7 +199,7 @@ def test_an_error_while_measuring_leaves_the_pipeline_usable(everything_gains: N
     pipe = make("sd1")
     tomadiff.apply(pipe)
     expected = draw(pipe)
-    tomadiff.apply(pipe, "auto")
+    tomadiff.apply(pipe, ratio="auto")
     calls = 0
 
     def fail(*_: Any) -> None:

@@ -15,8 +15,8 @@ from torch._dynamo.utils import counters
 import tomadiff
 from tomadiff.errors import ConfigError
 
-# dense steps, first and later merged ones, and a new plan, all within the steps below
-SETTINGS: dict[str, Any] = {"ratio": 0.5, "remember": True}
+# dense steps, merged ones, and a new plan, all within the steps below
+SETTINGS: dict[str, Any] = {"ratio": [(2, 0.5)], "refresh_destinations": 3, "refresh_weights": 3}
 STEPS = 9
 # as small as can be, since each is compiled twice and more
 SHALLOW: dict[str, dict[str, Any]] = {
@@ -74,7 +74,7 @@ def test_dense_and_merged_steps_are_one_graph_each_for_all_generations(name: str
     torch.testing.assert_close(generated(compiled, name), expected)
     assert graphs() == 2, "nothing is compiled again, neither from step to step nor for a new plan"
     report = tomadiff.report(compiled)
-    assert {(site.calls, site.dense_calls) for site in report.sites} == {(18, 8)}
+    assert {(site.calls, site.dense_calls) for site in report.sites} == {(18, 4)}
     assert all(site.kept == site.tokens // 2 for site in report.sites)
 
 
@@ -114,7 +114,7 @@ def test_a_new_size_is_compiled_once() -> None:
     ids=str,
 )
 def test_other_settings_make_one_graph_too(settings: dict[str, Any]) -> None:
-    model = tomadiff.apply(shallow("flux", num_layers=2), **{"remember": False, **settings})
+    model = tomadiff.apply(shallow("flux", num_layers=2), **{"ratio": 0.5, **settings})
     expected = generated(model, "flux", steps=3)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(generated(compiled, "flux", steps=3), expected)

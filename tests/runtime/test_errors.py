@@ -50,10 +50,6 @@ from tomadiff.errors import ConfigError, NotPatchedError, UnsupportedModelError
         ({"modules": ("self",)}, 'needs where="module"'),
         ({"refresh_destinations": 7, "refresh_weights": 5}, "multiple"),
         ({"refresh_weights": 0}, "at least 1"),
-        ({"dense_steps": -1}, "share of them"),
-        ({"dense_steps": 1.5}, "share of them"),
-        ({"dense_last_steps": -1}, "share of them"),
-        ({"dense_last_steps": None}, "share of them"),
         ({"dense_blocks": -1}, "at least 0"),
         ({"dense_blocks": 50}, "dense_blocks=50"),
         ({"dense_last_blocks": -1}, "at least 0"),
@@ -83,12 +79,6 @@ from tomadiff.errors import ConfigError, NotPatchedError, UnsupportedModelError
         ({"method": "todo", "where": "block"}, 'needs where="kv"'),
         ({"method": "todo", "unmerge": "pinv"}, "has no such setting"),
         ({"where": "kv", "modules": "self"}, 'needs where="module"'),
-        ({"where": "kv", "remember": True}, "remember=True can't be honoured"),
-        ({"method": "tofu", "remember": True}, "remember=True can't be honoured"),
-        ({"remember": 1}, "True, False or"),
-        ({"remember": True, "dense_every": 0}, "needs dense steps"),
-        ({"dense_every": 1}, "every step dense"),
-        ({"dense_every": -2}, "at least 0"),
     ],
     ids=str,
 )
@@ -141,7 +131,7 @@ def test_a_refused_change_keeps_what_was_applied() -> None:
 
 @pytest.mark.parametrize("model", [AutoencoderKL, UNet2DModel])
 def test_models_that_cannot_be_merged_are_refused_with_the_reason(model: Any) -> None:
-    with pytest.raises(UnsupportedModelError, match="can't be merged: it"):
+    with pytest.raises(UnsupportedModelError, match="can't be (merged|made faster): it"):
         tomadiff.apply(model())
 
 

@@ -35,7 +35,7 @@ import tomadiff
 from tomadiff.runtime.hook import Run
 
 PLACES = [{"where": "block"}, {"where": "module"}, {"where": "span"}]
-REMEMBER = {"remember": True, "dense_steps": 1}
+FORECAST = {"ratio": 0.5, "interval": 2}
 METHODS = [{"where": "kv"}, {"method": "tome"}, {"method": "tofu"}, {"method": "todo"}]
 
 
@@ -151,7 +151,7 @@ def test_same_seed_same_image_run_to_run(pipe: DiffusionPipeline) -> None:
     [
         *PLACES,
         *METHODS,
-        REMEMBER,
+        FORECAST,
         {"weigh_keys": True},
         {"preset": "toma"},
         {"where": "kv", "weigh_keys": True},
@@ -260,7 +260,7 @@ GENERATIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"where": "span", "shift": True}, {"share": "block"}, {"where": "kv"}, {"method": "tome"}, REMEMBER],
+    [{}, {"where": "span", "shift": True}, {"share": "block"}, {"where": "kv"}, {"method": "tome"}, FORECAST],
     ids=str,
 )
 @pytest.mark.parametrize("whole", [True, False], ids=["pipeline", "bare model"])
@@ -313,29 +313,26 @@ def test_own_plans_cost_one_for_each_block(pipe: DiffusionPipeline) -> None:
 # -- settings that decide fidelity -------------------------------------------------------------------------
 
 
-def test_first_steps_stay_dense(pipe: DiffusionPipeline) -> None:
-    tomadiff.apply(pipe, ratio=0.5, dense_steps=2)
-    draw(pipe, steps=5, guidance=1.0)
-    assert {(site.calls, site.dense_calls) for site in tomadiff.report(pipe).sites} == {(5, 2)}
-    tomadiff.apply(pipe, ratio=0.5, dense_steps=0.4)
-    draw(pipe, steps=5, guidance=1.0)
-    assert {(site.calls, site.dense_calls) for site in tomadiff.report(pipe).sites} == {(5, 2)}
+def dense_calls(pipe: DiffusionPipeline) -> set[tuple[int, int]]:
+    """Of each site: calls, and of these, dense ones."""
+    return {(site.calls, site.dense_calls) for site in tomadiff.report(pipe).sites}
 
 
-def test_a_share_of_dense_steps_needs_the_pipeline(pipe: DiffusionPipeline) -> None:
-    tomadiff.apply(denoiser(pipe), ratio=0.5, dense_steps=0.4)
-    with pytest.raises(ValueError, match="apply the pipeline"):
-        draw(pipe)
+def test_steps_outside_of_ranges_stay_dense(pipe: DiffusionPipeline) -> None:
+    for ranges in ([(2, 0.5)], [(0.4, 0.5)]):
+        tomadiff.apply(pipe, ratio=ranges)
+        draw(pipe, steps=5, guidance=1.0)
+        assert dense_calls(pipe) == {(5, 2)}
 
 
-def test_last_steps_stay_dense(pipe: DiffusionPipeline) -> None:
-    for last in (2, 0.4):
-        tomadiff.apply(pipe, ratio=0.5, dense_last_steps=last)
+def test_last_steps_may_stay_dense(pipe: DiffusionPipeline) -> None:
+    for end in (3, 0.6):
+        tomadiff.apply(pipe, ratio=[(0, 0.5), (end, 0)])
         merged: list[int] = []
         for hook in denoiser(pipe)._tomadiff.sites:
             watch_merging(hook, merged)
         draw(pipe, steps=5, guidance=1.0)
-        assert set(merged) == {0, 1, 2}, last
+        assert set(merged) == {0, 1, 2}, end
 
 
 def test_each_range_of_steps_has_its_ratio_and_plans(pipe: DiffusionPipeline) -> None:
@@ -355,24 +352,12 @@ def test_each_range_of_steps_has_its_ratio_and_plans(pipe: DiffusionPipeline) ->
         assert report.refreshes == {"destinations": 2 * runs, "weights": 0}, "a plan for each ratio"
         assert all([3 * site.tokens // 4, site.tokens // 4] == site.all_kept for site in report.sites)
         assert f"{report.sites[0].all_kept[0]} to {report.sites[0].all_kept[1]} " in str(report)
-        assert "5 model calls in 1 generation;" in str(report)
+        assert "1 generation: 5 steps run, 0 forecast" in str(report)
 
 
-def test_steps_before_the_first_range_stay_dense(pipe: DiffusionPipeline) -> None:
-    tomadiff.apply(pipe, ratio=0.5, dense_steps=2)
-    expected = draw(pipe, steps=4)
-    tomadiff.apply(pipe, ratio=[(2, 0.5)])
-    assert torch.equal(draw(pipe, steps=4), expected)
-    tomadiff.apply(pipe, ratio=[(0, 0.5), (3, 0)])
-    ends_dense = draw(pipe, steps=4)
-    tomadiff.apply(pipe, ratio=0.5, dense_last_steps=1)
-    assert torch.equal(draw(pipe, steps=4), ends_dense)
-
-
-@pytest.mark.parametrize("settings", [{"dense_last_steps": 1}, {"ratio": [(0, 0.25), (0.5, 0.75)]}], ids=str)
-def test_settings_that_count_from_the_end_need_the_pipeline(settings: dict[str, Any]) -> None:
+def test_shares_of_steps_need_the_pipeline() -> None:
     pipe = make("sd1")
-    tomadiff.apply(denoiser(pipe), **settings)
+    tomadiff.apply(denoiser(pipe), ratio=[(0, 0.25), (0.5, 0.75)])
     with pytest.raises(ValueError, match="apply the pipeline"):
         draw(pipe)
 
@@ -396,8 +381,9 @@ def watch_merging(hook: Any, steps: list[int]) -> None:
 
 def test_all_steps_dense_equals_the_unpatched_model(pipe: DiffusionPipeline) -> None:
     before = draw(pipe)
-    tomadiff.apply(pipe, ratio=0.5, dense_steps=100)
-    assert torch.equal(draw(pipe), before)
+    tomadiff.apply(pipe, ratio=[(100, 0.5)])
+    with pytest.warns(UserWarning, match="nothing is merged"):
+        assert torch.equal(draw(pipe), before)
 
 
 def test_shifted_grids_take_turns(pipe: DiffusionPipeline) -> None:
@@ -596,11 +582,11 @@ def test_caches_that_would_keep_merged_tokens_are_refused() -> None:
 
 
 def test_a_pipeline_that_shares_the_model_counts_its_own_steps() -> None:
-    pipe = tomadiff.apply(make("sd1"), ratio=0.5, dense_steps=0.5)
+    pipe = tomadiff.apply(make("sd1"), ratio=[(0.5, 0.5)])
     draw(pipe, steps=8)
     second = StableDiffusionImg2ImgPipeline(**pipe.components, requires_safety_checker=False)
     second.set_progress_bar_config(disable=True)
-    tomadiff.apply(second, ratio=0.5, dense_steps=0.5)
+    tomadiff.apply(second, ratio=[(0.5, 0.5)])
     embeds = {"prompt_embeds": text(0)[0], "negative_prompt_embeds": text(1)[0]}
     second(
         image=torch.rand(1, 3, 128, 128), strength=0.5, num_inference_steps=8, output_type="latent", **embeds
@@ -639,18 +625,18 @@ def test_skipped_layers_do_not_leave_a_span_open() -> None:
 
 
 def test_deepcopy_of_a_patched_pipeline_is_patched_and_independent(pipe: DiffusionPipeline) -> None:
-    tomadiff.apply(pipe, ratio=0.5, dense_steps=0.5)
+    tomadiff.apply(pipe, ratio=[(0.5, 0.5)])
     image = draw(pipe)
     twin = copy.deepcopy(pipe)
     assert torch.equal(draw(twin), image)
-    assert tomadiff.report(twin).model_calls > 0
+    assert tomadiff.report(twin).model_calls["run"] > 0
     with torch.no_grad():
         for parameter in denoiser(twin).parameters():
             parameter.zero_()
     assert torch.equal(draw(pipe), image), "the original has weights and hooks of its own"
     assert distance(draw(twin), image) > 1e-3
     tomadiff.remove(twin)
-    assert tomadiff.report(pipe).settings["ratio"] == 0.5
+    assert tomadiff.report(pipe).settings["ratio"] == ((0.5, 0.5),)
 
 
 def test_a_patched_model_can_not_be_pickled_and_says_so(pipe: DiffusionPipeline) -> None:

@@ -38,7 +38,7 @@ from tomadiff.models import family_of
 
 SPAN: dict[str, Any] = {"where": "span"}
 EXAMPLES = 2  # of settings, for each model
-REMEMBER = {"remember": True, "dense_steps": 1, "dense_every": 3}
+FORECAST = {"ratio": 0.5, "interval": 2}
 CACHES = (regions.cut, regions.slots, todo._downsampled, tome._split)  # what all models of a process share
 
 
@@ -72,7 +72,7 @@ def close(a: Tensor, b: Tensor) -> bool:
     [
         (("flux", "flux"), SPAN),
         (("sd1", "sd1"), {"where": "module", "shift": True}),
-        (("sd3", "sd3"), REMEMBER),
+        (("sd3", "sd3"), FORECAST),
         (("sdxl", "sd1"), {"method": "tofu"}),
         (("sd3", "flux"), {"method": "todo"}),
     ],
@@ -183,12 +183,12 @@ def test_200_requests_of_changing_sizes_take_no_more_memory_and_do_not_meet(whol
 def test_a_patch_takes_its_tensors_with_it_and_does_not_wait_for_the_collector() -> None:
     """As where a server applies another ratio for each request: on a GPU, the collector knows of no hurry."""
     pipe = make("flux")
-    draw(patched("flux", **REMEMBER), steps=4)  # whatever is made once
+    draw(patched("flux", **FORECAST), steps=4)  # whatever is made once
     count = len(tensors())
     gc.disable()
     try:
         for ratio in (0.25, 0.5):
-            with tomadiff.merged(pipe, ratio=ratio, **REMEMBER):
+            with tomadiff.merged(pipe, ratio=ratio, interval=2):
                 draw(pipe, steps=4)
         left = len(tensors(collect=False)) - count
     finally:
@@ -233,13 +233,13 @@ class Interrupt(TorchDispatchMode):
     ("name", "whole", "settings"),
     [
         ("flux", True, SPAN),
-        ("flux", False, {"where": "module", "shift": True, **REMEMBER}),
+        ("flux", False, {"where": "module", "shift": True, **FORECAST}),
         (
             "flux",
             False,
             {"where": "block", "method": "tofu", "refresh_destinations": 9, "refresh_weights": 9},
         ),
-        ("sd1", False, REMEMBER),
+        ("sd1", False, FORECAST),
         ("sd1", True, {"where": "module", "share": "kind"}),
         ("sd3", True, {"where": "kv"}),
         ("sdxl", False, {"method": "tome"}),
@@ -270,7 +270,7 @@ def test_an_interrupt_anywhere_leaves_the_pipeline_usable(
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("sd1", REMEMBER), ("sdxl", {"method": "tome"}), ("sd3", {"where": "kv"}), ("flux", SPAN)],
+    [("sd1", FORECAST), ("sdxl", {"method": "tome"}), ("sd3", {"where": "kv"}), ("flux", SPAN)],
     ids=str,
 )
 @pytest.mark.parametrize("whole", [True, False], ids=["pipeline", "bare model"])
@@ -301,10 +301,10 @@ def test_an_error_in_a_block_leaves_nothing_of_its_generation_behind(
 # -- numbers that are none ---------------------------------------------------------------------------------
 
 METHODS: list[dict[str, Any]] = [
-    *(SPAN, {"where": "block"}, {"where": "module"}, {"where": "kv"}, {"preset": "toma"}, REMEMBER),
+    *(SPAN, {"where": "block"}, {"where": "module"}, {"where": "kv"}, {"preset": "toma"}, FORECAST),
     *({"unmerge": "pinv", "scale": 1.0}, {"regions": "stripe", "shift": True}, {"weigh_keys": True}),
     *({"method": "tome"}, {"method": "tofu"}, {"method": "todo"}),
-    {"method": "tome", "where": "block", **REMEMBER},
+    {"method": "tome", "where": "block", **FORECAST},
 ]
 
 
@@ -319,7 +319,7 @@ def broad(request: pytest.FixtureRequest, name: str) -> DiffusionPipeline:
 def test_nan_and_infinity_harm_nobody_but_their_own_picture(broad: DiffusionPipeline) -> None:
     """They crash nothing, and leave the picture beside them and the next ones alone."""
     size = (48, 80)
-    steps = 4 if denoiser(broad)._tomadiff.config.remember is True else 2
+    steps = 4 if denoiser(broad)._tomadiff.config.interval == 2 else 2
     call: dict[str, Any] = {"seeds": (0, 1, 2), "size": size, "steps": steps, "guidance": 1.0}
     healthy = draw(broad, **call)
     noise = torch.cat([latents(broad, seed, size) for seed in (0, 1, 2)])
@@ -375,14 +375,12 @@ TOMA = {
     "share": st.sampled_from(["block", "kind"]),
     "refresh_destinations": st.sampled_from([4, 2, 6]),
     "refresh_weights": st.sampled_from([1, 2]),
-    "remember": st.booleans(),
-    "dense_steps": st.integers(0, 2),
-    "dense_every": st.sampled_from([2, 3]),
+    "interval": st.sampled_from([1, 2, 3, [0, 1, 3]]),
     "dense_blocks": st.sampled_from([0, 1]),
     "weigh_keys": st.booleans(),
     "shift": st.booleans(),
 }
-MATCHING = {name: TOMA[name] for name in ("remember", "dense_steps", "weigh_keys", "shift")}
+MATCHING = {name: TOMA[name] for name in ("interval", "weigh_keys", "shift")}
 RATIOS = st.sampled_from([0.5, 0.05, 0.25, 0.3, 0.66, 0.75, 0.9, 0.97])
 
 

@@ -45,13 +45,13 @@ def test_the_last_steps_stay_dense_where_the_first_are_left_out(scheduler: Sched
     """Not every scheduler says so itself."""
     pipe = remade(make("sd1"), StableDiffusionImg2ImgPipeline)
     pipe.scheduler = scheduler
-    tomadiff.apply(pipe, ratio=0.5, dense_last_steps=2)
+    tomadiff.apply(pipe, ratio=[(0, 0.5), (0.6, 0)])
     pipe(image=torch.zeros(1, 4, 16, 16), strength=0.5, num_inference_steps=10, **PROMPT)
     assert calls(pipe) == (5, 2)
 
 
 def test_the_last_steps_stay_dense_where_a_refiner_does_the_rest() -> None:
-    pipe = tomadiff.apply(make("sdxl"), ratio=0.5, dense_last_steps=2)
+    pipe = tomadiff.apply(make("sdxl"), ratio=[(0, 0.5), (0.6, 0)])
     draw(pipe, steps=10, denoising_end=0.5)
     assert calls(pipe) == (5, 2)
     draw(pipe, steps=5)
@@ -60,13 +60,13 @@ def test_the_last_steps_stay_dense_where_a_refiner_does_the_rest() -> None:
 
 def test_the_last_steps_stay_dense_where_a_table_has_one_time_too_many() -> None:
     case = tiny("stable_cascade")
-    pipe = tomadiff.apply(case.pipeline(build(case)), ratio=0.5, dense_last_steps=1)
+    pipe = tomadiff.apply(case.pipeline(build(case)), ratio=[(0, 0.5), (0.5, 0)])
     draw_case(pipe, case)
     assert calls(pipe) == (2, 1)
 
 
 def test_a_pipeline_of_the_same_parts_counts_steps_when_the_first_is_gone() -> None:
-    pipe = tomadiff.apply(make("sd1"), ratio=0.5, dense_last_steps=2)
+    pipe = tomadiff.apply(make("sd1"), ratio=[(0, 0.5), (0.6, 0)])
     pipe = remade(pipe, StableDiffusionPipeline)
     gc.collect()
     draw(pipe, steps=4)
@@ -79,7 +79,7 @@ def test_all_views_of_a_wide_picture_belong_to_one_step_each_with_plans_of_its_o
     pipe.scheduler = DDIMScheduler()
     views = functools.partial(pipe.get_views, window_size=8, stride=1)
     pipe.get_views = views
-    tomadiff.apply(pipe, ratio=0.5, remember=True, dense_steps=1)
+    tomadiff.apply(pipe, ratio=[(1, 0.5)])
     pipe(height=64, width=128, num_inference_steps=3, **PROMPT)
     report = tomadiff.report(pipe)
     assert report.generations == 1

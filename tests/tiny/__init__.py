@@ -62,6 +62,21 @@ def build(module: ModuleType, **more: Any) -> nn.Module:
     return model
 
 
+@torch.no_grad()
+def called(
+    model: nn.Module,
+    case: ModuleType,
+    time: float = 0.5,
+    seeds: tuple[int, ...] = (0,),
+    grid: tuple[int, ...] | None = None,
+) -> Any:
+    """All that the model returns."""
+    call = case.call(model, grid or grid_of(case), seeds, time)
+    if "return_dict" in inspect.signature(type(model).forward).parameters:
+        call["return_dict"] = False
+    return model(**call)
+
+
 def run(
     model: nn.Module,
     case: ModuleType,
@@ -70,11 +85,7 @@ def run(
     time: float = 0.5,
 ) -> Tensor:
     """What the model predicts, a row a sample."""
-    call = case.call(model, grid or grid_of(case), seeds, time)
-    if "return_dict" in inspect.signature(type(model).forward).parameters:
-        call["return_dict"] = False
-    with torch.no_grad():
-        output = model(**call)
+    output = called(model, case, time, seeds, grid)
     output = output[0] if isinstance(output, tuple) else output
     return torch.stack(output) if isinstance(output, list) else output
 

@@ -131,19 +131,15 @@ def test_contenders_take_turns_and_are_switched_off_again() -> None:
     assert [p.done for p in told] == [1, 2, 3, 4, 5, 6] and told[-1].left == 0
 
 
-def test_dense_steps_count_in_what_a_generation_saves() -> None:
-    runs = in_turns(0.5)
-    rows = figures.rows(runs, [], {}, {"tomadiff": 3})
-    assert rows[1]["speedup"] == 2 and rows[1]["generation_speedup"] == 1.5  # 3 calls take 1 + 0.5 + 0.5
-    assert "| 1.50x |" in figures.table(rows, "call")
-    assert figures.words(rows) == ["at 64 x 64 on this device merging at 0.5 saves 33%: worth it"]
-    assert "generation" not in figures.table(figures.rows(runs, [], {}), "call")
+def test_words_tell_what_merging_saves() -> None:
+    rows = figures.rows(in_turns(0.5), [], {})
+    assert rows[1]["speedup"] == 2
+    assert figures.words(rows) == ["at 64 x 64 on this device merging at 0.5 saves 50%: worth it"]
 
 
-def test_single_calls_are_of_merged_steps() -> None:
-    entry = contender(denoiser(make("sd1")), None, "tomadiff", 0.5)
-    assert entry.dense_every == 3 and entry.config.dense_every == 0 and not entry.config.remember
-    assert contender(denoiser(make("sd1")), None, "tome", 0.5).dense_every == 0
+def test_single_calls_are_of_steps_that_run() -> None:
+    entry = contender(denoiser(make("sd1")), None, "tomadiff:interval=2", 0.5)
+    assert entry.config.interval == 1 and entry.config.ratio == 0.5
 
 
 def test_plans_that_are_kept_are_timed_apart_and_others_in_the_call() -> None:
@@ -205,7 +201,7 @@ def test_a_way_may_have_ratios_of_its_own() -> None:
     assert ratios == [{1: 0.5}, 0, 0.25, 0.5]
 
 
-@pytest.mark.parametrize("setting", ["dense_steps=2", "dense_last_steps=0.1", "ratio=[(0,0.25),(4,0.75)]"])
+@pytest.mark.parametrize("setting", ["interval=2", "ratio=[(0,0.25),(4,0.75)]"])
 def test_steps_that_differ_are_measured_in_whole_generations_only(
     setting: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -418,7 +414,7 @@ def test_whole_generations_are_timed_with_all_that_belongs_to_them(
         "--json",
         str(file),
     ]
-    methods = ["dense", "tomadiff", "tomadiff:dense_steps=0.5", "tomesd"]
+    methods = ["dense", "tomadiff", "tomadiff:interval=2", "tomesd"]
     assert main([*command, "--methods", *methods]) == 0
     out = capsys.readouterr().out
     assert "s / image" in out and "generation of 3 steps" in out
@@ -463,7 +459,7 @@ def test_expectations_need_no_weights(capsys: pytest.CaptureFixture[str]) -> Non
         (["--plot", "x.svg", "--methods", "dense", "tomadiff"], "is a PNG"),
         (["--model", "sdxl", "--methods", "tomadiff:ratio={16: 0.5}"], "it has 2, 4, 'block'"),
         (["--methods", "tomadiff:ratios=1"], "did you mean 'ratio'"),
-        (["--methods", "tomadiff:dense_steps=2"], "add --steps"),
+        (["--methods", "tomadiff:interval=2"], "add --steps"),
         (["--methods", "todo"], "whole factors"),
         (["--model", "flux-dev", "--methods", "tomesd"], "tomesd knows UNets only"),
         (["--model", "sd15", "--depth", "0.5"], "leaves out no block"),

@@ -18,8 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tomadiff.config import Config
 from tomadiff.core import cut, facility_location
 from tomadiff.models import family_of
-from tomadiff.runtime.registration import attach, detach, patch_of
-from tomadiff.runtime.session import Patch
+from tomadiff.runtime.registration import attach, detach, session_of
+from tomadiff.runtime.session import Session
 from tomadiff.tools.bench import models
 from tomadiff.tools.bench.count import Counter, Counts, Cycle, Op, count, patch_for_counting
 from tomadiff.tools.bench.roofline import DEVICES, Device, cpu_device, predict, seconds
@@ -46,7 +46,7 @@ def skeleton(name: str) -> tuple[nn.Module, Callable[[int], Any]]:
     return twin, lambda step: twin(**{**call, "timestep": table[step].expand(1)})
 
 
-def patched(model: nn.Module, **settings: Any) -> Patch:
+def patched(model: nn.Module, **settings: Any) -> Session:
     family = family_of(model)
     grid = (16, 16) if family.name == "unet" else (8, 8)
     return patch_for_counting(model, family, Config(**settings), grid)
@@ -211,8 +211,8 @@ def test_steps_left_out_are_as_if_they_had_run(refreshes: tuple[int, int], shift
     detach(patch)
 
 
-def test_dense_steps_are_left_out() -> None:
-    assert counted("flux", dense_steps=0.5) == counted("flux")
+def test_steps_that_do_not_run_are_left_out() -> None:
+    assert counted("flux", interval=2) == counted("flux")
 
 
 def test_the_patch_comes_off_again_even_after_an_error() -> None:
@@ -221,7 +221,7 @@ def test_the_patch_comes_off_again_even_after_an_error() -> None:
     assert count(call) == dense("flux")
     with pytest.raises(ZeroDivisionError):
         count(lambda step: call(step // 0), patched(model))
-    assert patch_of(model) is None
+    assert session_of(model) is None
 
 
 # What a roofline makes of it

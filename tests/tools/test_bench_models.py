@@ -164,7 +164,7 @@ def test_capture_runs_no_weights_and_leaves_nothing_behind(any_pipe: DiffusionPi
 
 
 def test_merging_sees_the_steps_of_a_generation(any_pipe: DiffusionPipeline) -> None:
-    tomadiff.apply(any_pipe, remember=False, refresh_destinations=2, refresh_weights=2)
+    tomadiff.apply(any_pipe, refresh_destinations=2, refresh_weights=2)
     step = capture(any_pipe, seeded(any_pipe, batch=2))
     made = []
     for n in range(4):

@@ -62,7 +62,7 @@ def check_owners(mapped: MergeMap, plan) -> None:
 
 
 def test_dense_steps_have_no_map() -> None:
-    pipe = tomadiff.apply(make("sd1"), ratio=0.5, dense_steps=2)
+    pipe = tomadiff.apply(make("sd1"), ratio=[(2, 0.5)])
     recorder = Recorder(pipe, steps=range(4))
     draw(pipe, steps=4, callback_on_step_end=recorder)
     assert [mapped.step for mapped in recorder.maps] == [2, 3]

@@ -212,7 +212,7 @@ def test_a_full_queue_is_told_apart_and_forgotten_when_its_clients_hang_up(serve
 
 
 def test_pictures_are_those_of_the_merged_pipeline_also_after_an_interrupted_one(server: Server) -> None:
-    """Merged blocks remember a generation while it runs: nothing of one that broke off gets into the next."""
+    """What is kept from step to step ends with its generation, also with one that broke off."""
     server.hang_up_in_the_middle()
     order = {"prompt": "hot dog", "n": 2, "steps": 8, "seed": 3, "size": "64x32"}
     status, answer = server.ask(order)

@@ -105,7 +105,7 @@ def test_the_command_writes_settings_that_draw_what_was_measured(
     """Interrupted once; then it goes on, and draws nothing twice but the prompt that was under way."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tune, "WORTH", 0.0)  # times are anybody's guess here
-    few = [tomadiff.Config(ratio=ratio, remember=False) for ratio in (0.25, 0.5, {1: 0.5}, 0.75)]
+    few = [tomadiff.Config(ratio=ratio) for ratio in (0.25, 0.5, {1: 0.5}, 0.75)]
     monkeypatch.setattr(tune, "candidates", lambda model, family: few)
     drawn: list[tuple[str, str]] = []
     paint, stop_at = Painter.draw, [6]  # dense and four in the first prompt, one in the second
@@ -142,7 +142,7 @@ def test_a_budget_that_nothing_meets_writes_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    few = [tomadiff.Config(ratio=0.75, remember=False), tomadiff.Config(ratio=0.5, remember=False)]
+    few = [tomadiff.Config(ratio=0.75), tomadiff.Config(ratio=0.5)]
     monkeypatch.setattr(tune, "candidates", lambda model, family: few)
     assert main([*SMALL, "--psnr", "90", "--ssim", "0.9999"]) == 1
     told = capsys.readouterr().out
@@ -155,7 +155,7 @@ def test_pictures_that_can_not_be_judged_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As those that are smaller than the window of SSIM."""
-    few = [tomadiff.Config(ratio=0.5, remember=False)]
+    few = [tomadiff.Config(ratio=0.5)]
     monkeypatch.setattr(tune, "candidates", lambda model, family: few)
     command = [*SMALL, "--size", "8", "8", "--psnr", "5", "--folder", str(tmp_path)]
     assert main(command) == 2

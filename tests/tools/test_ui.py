@@ -19,7 +19,7 @@ from pipelines import whole_pipeline
 
 import tomadiff
 from tomadiff import settings_file
-from tomadiff.runtime.registration import denoiser, patch_of
+from tomadiff.runtime.registration import denoiser, session_of
 from tomadiff.tools.generate import draw
 from tomadiff.tools.ui import show
 from tomadiff.tools.ui.command import check_access
@@ -96,10 +96,10 @@ def test_a_wish_at_the_limits_is_fine() -> None:
 
 
 def test_fields_that_are_left_empty_are_the_methods_own() -> None:
-    given = {"region_size": "", "where": None, "dense_blocks": " ", "dense_every": "4", "shift": True}
+    given = {"region_size": "", "where": None, "dense_blocks": " ", "interval": "4", "shift": True}
     made = checked(Limits(side=128), **FORM, guidance="", settings=given)
-    assert made.request.guidance is None and made.settings == {"dense_every": 4, "shift": True}
-    assert made.way == "tomadiff:dense_every=4,shift=True"
+    assert made.request.guidance is None and made.settings == {"interval": 4, "shift": True}
+    assert made.way == "tomadiff:interval=4,shift=True"
 
 
 def test_the_page_may_name_models_but_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +116,8 @@ def test_the_page_may_name_models_but_no_folders(tmp_path: Path, monkeypatch: py
     ("method", "given"),
     [
         ("tomadiff", {}),
-        ("tomadiff", {"where": "block", "shift": True, "region_size": 4, "remember": False}),
-        ("toma_once", {"dense_steps": 1}),
+        ("tomadiff", {"where": "block", "shift": True, "region_size": 4}),
+        ("toma_once", {"interval": 2}),
         ("tome", {}),
     ],
 )
@@ -191,7 +191,7 @@ def test_cancel_stops_at_the_next_step_and_leaves_nothing_behind(at: str, studio
     with pytest.raises(Cancelled):
         studio.compare(wanted, "me", tell)
     assert told[-1].startswith(at), "no step after the one in which it was cancelled"
-    assert patch_of(denoiser(studio.pipe)[0]) is None
+    assert session_of(denoiser(studio.pipe)[0]) is None
     assert studio.compare(wanted, "me", quiet)[1].merged.steps == 9, "and then it works again"
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from tomadiff.errors import UnsupportedModelError
 
 from .family import Block, Call, Family, Rows, Site
-from .unsupported import why
+from .unsupported import no_denoiser, why
 
 _FILES = sorted(file.name for file in pkgutil.iter_modules(__path__))
 _DECLARED = (getattr(importlib.import_module(f".{name}", __name__), "FAMILY", None) for name in _FILES)
@@ -19,10 +19,9 @@ FAMILIES: tuple[Family, ...] = tuple(family for family in _DECLARED if family)
 
 def family_of(model: nn.Module) -> Family:
     """The family of a model, by the names of its class and its bases."""
-    names = {cls.__name__ for cls in type(model).__mro__}
-    for family in FAMILIES:
-        if names & set(family.models):
-            return family
+    family = find_family(model)
+    if family is not None:
+        return family
     reason = why(type(model).__name__)
     if reason:
         raise UnsupportedModelError(f"{type(model).__name__} can't be merged: {reason}")
@@ -33,4 +32,14 @@ def family_of(model: nn.Module) -> Family:
     )
 
 
-__all__ = ["FAMILIES", "Block", "Call", "Family", "Rows", "Site", "family_of"]
+def find_family(model: nn.Module) -> Family | None:
+    """None for denoisers whose tokens can't be merged; anything but a denoiser is refused."""
+    names = {cls.__name__ for cls in type(model).__mro__}
+    found = next((family for family in FAMILIES if names & set(family.models)), None)
+    reason = None if found else no_denoiser(type(model).__name__)
+    if reason:
+        raise UnsupportedModelError(f"{type(model).__name__} can't be made faster: {reason}")
+    return found
+
+
+__all__ = ["FAMILIES", "Block", "Call", "Family", "Rows", "Site", "family_of", "find_family"]

@@ -58,4 +58,9 @@ OTHERS: dict[str, str] = {
 
 def why(name: str) -> str | None:
     """Why a class of models is refused, if it is known."""
-    return REFUSED.get(name) or next((reason for part, reason in OTHERS.items() if part in name), None)
+    return REFUSED.get(name) or no_denoiser(name)
+
+
+def no_denoiser(name: str) -> str | None:
+    """What a class of models does instead, if it is known to take no denoising steps."""
+    return next((reason for part, reason in OTHERS.items() if part in name), None)

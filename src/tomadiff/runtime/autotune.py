@@ -32,14 +32,14 @@ from .files import cache, write_whole
 from .hook import SiteHook
 from .machine import processor, versions, wait_for
 from .plan_cache import Plans
-from .schedule import Pace
+from .schedule import Schedule as StepSchedule
 
 if TYPE_CHECKING:
-    from .session import Patch
+    from .session import Session
 
 LEAST = 1.05  # a speed-up of sites that is worth a changed picture, and can be told from noise
 ROUNDS = (3, 7)  # at least and at most, of a dense and a merged call
-WARM_UP = 5  # calls before these
+WARM_UP = 4  # calls before these
 ENOUGH = 20.0  # seconds, after which no more rounds than the least are begun
 NEVER = Schedule(10**9, 10**9)  # are plans made anew, while merged calls are timed
 
@@ -96,39 +96,39 @@ class Answer:
         return f"{told} ({self.rounds} rounds in {self.took:.1f} s on {on})"
 
 
-def decide(patch: Patch, call: dict[str, Any]) -> Answer:
+def decide(session: Session, call: dict[str, Any]) -> Answer:
     """Where to merge in this call of the model: as known, as on the disk, or as measured now."""
-    sample = _sample(patch, call)
+    sample = _sample(session, call)
     shapes, device = tuple(tensor.shape for tensor in sample), sample[0].device
-    precision = [sample[0].dtype, patch.model.dtype]
+    precision = [sample[0].dtype, session.model.dtype]
     if torch.is_autocast_enabled(device.type):
         precision.append(torch.get_autocast_dtype(device.type))
-    layout = patch.state.layout
-    situation = (layout.grid(1), shapes, layout.others, *precision, device, _cut(patch), _compiled(patch))
-    if situation not in patch.answers:
-        about = _about(patch, shapes, precision, device)
+    layout = session.state.layout
+    situation = (layout.grid(1), shapes, layout.others, *precision, device, _cut(session), _compiled(session))
+    if situation not in session.answers:
+        about = _about(session, shapes, precision, device)
         file = cache() / "auto" / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.json"
-        patch.answers[situation] = _read(file, about, patch) or _found_out(patch, call, about, file)
-    return patch.answers[situation]
+        session.answers[situation] = _read(file, about, session) or _found_out(session, call, about, file)
+    return session.answers[situation]
 
 
 def group_of(hook: SiteHook) -> Group:
     return hook.site.kind, hook.place.level
 
 
-def _cut(patch: Patch) -> bool:
+def _cut(session: Session) -> bool:
     """Whether blocks are runs of their own; a cache cuts runs too, but takes the answer from without it."""
-    return patch.state.cut and not cached(patch.model)
+    return session.state.cut and not cached(session.model)
 
 
-def _compiled(patch: Patch) -> bool:
+def _compiled(session: Session) -> bool:
     """Whether blocks are, one by one."""
-    return any(hook.region.settings is not None for hook in patch.sites)
+    return any(hook.region.settings is not None for hook in session.sites)
 
 
-def _sample(patch: Patch, call: dict[str, Any]) -> list[Tensor]:
+def _sample(session: Session, call: dict[str, Any]) -> list[Tensor]:
     """The first argument with tokens or pixels in it, in a batch or as a list."""
-    for name in patch.parameters:
+    for name in session.parameters:
         tensors = [leaf for leaf in tree_leaves(call.get(name)) if isinstance(leaf, Tensor)]
         if tensors and tensors[0].ndim > 1:
             return tensors
@@ -136,14 +136,14 @@ def _sample(patch: Patch, call: dict[str, Any]) -> list[Tensor]:
 
 
 def _about(
-    patch: Patch, shapes: tuple[torch.Size, ...], precision: list[torch.dtype], device: torch.device
+    session: Session, shapes: tuple[torch.Size, ...], precision: list[torch.dtype], device: torch.device
 ) -> dict[str, Any]:
     """All that an answer depends on, as JSON has it."""
-    model = patch.model
+    model = session.model
     config = {name: value for name, value in dict(model.config).items() if not name.startswith("_")}
     attention = {
         f"{type(attention.processor).__name__} {getattr(attention.processor, '_attention_backend', None)}"
-        for hook in patch.sites
+        for hook in session.sites
         for attention in hook.attentions
     }
     about = {
@@ -151,22 +151,22 @@ def _about(
         "model config": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest(),
         "adapters": bool(getattr(model, "_hf_peft_config_loaded", False)),
         "attention": sorted(attention),
-        "tokens": patch.state.layout.grid(1),
+        "tokens": session.state.layout.grid(1),
         "sample": shapes,
-        "others": patch.state.layout.others,
+        "others": session.state.layout.others,
         "dtype": " / ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in precision)),
         "processor": processor(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "kernels": os.environ.get("TOMADIFF_KERNELS", "auto"),
-        "cut": _cut(patch),
-        "compiled": _compiled(patch),
-        "settings": patch.config.asked(),
+        "cut": _cut(session),
+        "compiled": _compiled(session),
+        "settings": session.config.asked(),
         "versions": versions(),
     }
     return json.loads(json.dumps(about))
 
 
-def _read(file: Path, about: dict[str, Any], patch: Patch) -> Answer | None:
+def _read(file: Path, about: dict[str, Any], session: Session) -> Answer | None:
     """What is on the disk, if it is whole and about the same."""
     try:
         content = json.loads(file.read_text())
@@ -174,16 +174,16 @@ def _read(file: Path, about: dict[str, Any], patch: Patch) -> Answer | None:
     except (OSError, ValueError, TypeError, KeyError):
         return None
     groups = {(part.kind, part.level) for part in answer.parts}
-    return answer if answer.about == about and groups == set(_groups(patch)) else None
+    return answer if answer.about == about and groups == set(_groups(session)) else None
 
 
-def _found_out(patch: Patch, call: dict[str, Any], about: dict[str, Any], file: Path) -> Answer:
+def _found_out(session: Session, call: dict[str, Any], about: dict[str, Any], file: Path) -> Answer:
     """Measure, say so, and keep the answer."""
-    _check(patch)
+    _check(session)
     calls = " to ".join(str(WARM_UP + 2 * rounds) for rounds in ROUNDS)
     log.warning("tomadiff measures where merging gains here, once, in %s calls of the model...", calls)
-    answer = measure(patch, lambda: patch.model(**_copied(call)), about)
-    answer = _read(file, about, patch) or answer  # of several at once, the first one's holds for all
+    answer = measure(session, lambda: session.model(**_copied(call)), about)
+    answer = _read(file, about, session) or answer  # of several at once, the first one's holds for all
     log.warning("tomadiff: %s", answer)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ def _found_out(patch: Patch, call: dict[str, Any], about: dict[str, Any], file: 
     return answer
 
 
-def _check(patch: Patch) -> None:
+def _check(session: Session) -> None:
     """Some things make calls that are no steps impossible, or their times meaningless."""
     later = "generate once at this size before it; what was found is kept"
     if torch.is_grad_enabled():
@@ -201,30 +201,29 @@ def _check(patch: Patch) -> None:
             "auto can't measure under autograd: call the model under torch.no_grad(), or give a ratio "
             "without auto, to train with merging everywhere"
         )
-    if cached(patch.model):
+    if cached(session.model):
         raise ConfigError(f"auto can't measure beside a cache, which counts calls as steps: {later}")
-    if patch.model._compiled_call_impl is not None:
+    if session.compiled is not None:
         raise ConfigError(f"auto can't measure inside a model that compile() compiled as a whole: {later}")
 
 
-def measure(patch: Patch, call: Callable[[], Any], about: dict[str, Any]) -> Answer:
+def measure(session: Session, call: Callable[[], Any], about: dict[str, Any]) -> Answer:
     """Time dense and merged calls in turns, and compare neighbours only: machines change their pace."""
-    begin, groups = time.perf_counter(), _groups(patch)
-    with _aside(patch), _timed(patch) as watch:
-        steps = _Steps(patch, call, watch)
-        steps.dense(remember=True), steps.dense(remember=True)  # two, to forecast from
-        steps.merged()  # whoever goes first pays for warming up
-        steps.dense(remember=True)
-        patch.state.plans.clear()
-        patch.state.times.synchronise = True  # to know what planning takes
+    begin, groups = time.perf_counter(), _groups(session)
+    with _aside(session), _timed(session) as watch:
+        steps = _Steps(session, call, watch)
+        steps.dense(), steps.merged()  # whoever goes first pays for warming up
+        steps.dense()
+        session.state.plans.clear()
+        session.state.times.synchronise = True  # to know what planning takes
         steps.merged()
-        patch.state.times.synchronise = False
-        planning = {group: watch.plan[group] / _keeps_plans_for(patch) for group in groups}
+        session.state.times.synchronise = False
+        planning = {group: watch.plan[group] / _keeps_plans_for(session) for group in groups}
         rounds: list[tuple[dict[Group, float], dict[Group, float]]] = []
         calls: list[float] = []
         start = time.perf_counter()
         while len(rounds) < ROUNDS[0] or (len(rounds) < ROUNDS[1] and time.perf_counter() - start < ENOUGH):
-            calls.append(steps.dense(remember=False))
+            calls.append(steps.dense())
             dense = dict(watch.seconds)
             steps.merged()
             rounds.append((dense, {group: watch.seconds[group] + planning[group] for group in groups}))
@@ -243,36 +242,32 @@ def _part(group: Group, count: int, rounds: list[tuple[dict[Group, float], dict[
     return Part(*group, count, statistics.median(dense), statistics.median(merged), speedup, speedup >= LEAST)
 
 
-def _groups(patch: Patch) -> Counter[Group]:
+def _groups(session: Session) -> Counter[Group]:
     """Those that may merge, and how many sites are in them."""
-    return Counter(group_of(hook) for hook in patch.sites if any(hook.place.ratios))
+    return Counter(group_of(hook) for hook in session.sites if any(hook.place.ratios))
 
 
-def _keeps_plans_for(patch: Patch) -> float:
+def _keeps_plans_for(session: Session) -> float:
     """Steps for each plan that is made; with two layouts in turns, there are twice as many plans."""
-    return patch.config.refresh_weights / (1 + patch.config.shift)
+    return session.config.refresh_weights / (1 + session.config.shift)
 
 
 class _Steps:
     """Calls as in a generation, dense and merged, of which the model's clock doesn't know."""
 
-    def __init__(self, patch: Patch, call: Callable[[], Any], watch: _Watch) -> None:
-        self.patch, self.call, self.watch = patch, call, watch
-        # as in a generation that is long enough to remember: what that takes counts
-        remembers = bool(patch.config.remember)
-        self.pace = Pace(remembers, every=patch.config.cadence(remembers)[1])
-        # so far from each other that shifted layouts are always the same
-        self.stride = 2 * max(self.pace.every, 1)
+    def __init__(self, session: Session, call: Callable[[], Any], watch: _Watch) -> None:
+        self.session, self.call, self.watch = session, call, watch
+        self.stride = 2  # steps apart, so that shifted layouts are always the same
 
-    def dense(self, remember: bool) -> float:
-        return self._run(True, self.pace if remember else Pace())
+    def dense(self) -> float:
+        return self._run(True)
 
     def merged(self) -> float:
-        return self._run(False, self.pace)
+        return self._run(False)
 
-    def _run(self, dense: bool, pace: Pace) -> float:
-        self.patch.state.clock.step += self.stride
-        self.patch.trial, self.patch.state.pace = dense, pace
+    def _run(self, dense: bool) -> float:
+        self.session.state.clock.step += self.stride
+        self.session.trial, self.session.state.schedule = dense, StepSchedule()
         self.watch.clear()
         wait_for(self.watch.device)
         start = time.perf_counter()
@@ -284,8 +279,8 @@ class _Steps:
 class _Watch:
     """Seconds that groups of sites take in a call, and of these, those for planning if they are known."""
 
-    def __init__(self, patch: Patch) -> None:
-        self.patch, self.device = patch, torch.device("cpu")
+    def __init__(self, session: Session) -> None:
+        self.session, self.device = session, torch.device("cpu")
         self.seconds: Counter[Group] = Counter()
         self.plan: Counter[Group] = Counter()
 
@@ -296,25 +291,25 @@ class _Watch:
     def start(self, module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         self.device = next(leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         wait_for(self.device)
-        self._start, self._planned = time.perf_counter(), self.patch.state.times.seconds["plan"]
+        self._start, self._planned = time.perf_counter(), self.session.state.times.seconds["plan"]
 
     def stop(self, group: Group) -> None:
         wait_for(self.device)
-        planning = self.patch.state.times.seconds["plan"] - self._planned
+        planning = self.session.state.times.seconds["plan"] - self._planned
         self.plan[group] += planning
         self.seconds[group] += time.perf_counter() - self._start - planning
 
 
 @contextlib.contextmanager
-def _timed(patch: Patch) -> Iterator[_Watch]:
+def _timed(session: Session) -> Iterator[_Watch]:
     """From outside, run by run: all that merging adds is in it."""
-    watch, handles = _Watch(patch), []
+    watch, handles = _Watch(session), []
     try:
-        for hook in patch.sites:
+        for hook in session.sites:
             module, group = hook.place.module, group_of(hook)
-            if patch.state.cut or hook is hook.run.sites[0]:
+            if session.state.cut or hook is hook.run.sites[0]:
                 handles.append(module.register_forward_pre_hook(watch.start, with_kwargs=True))
-            if patch.state.cut or hook is hook.run.sites[-1]:
+            if session.state.cut or hook is hook.run.sites[-1]:
                 handles.append(module.register_forward_hook(lambda *_, group=group: watch.stop(group)))
         yield watch
     finally:
@@ -323,10 +318,10 @@ def _timed(patch: Patch) -> Iterator[_Watch]:
 
 
 @contextlib.contextmanager
-def _aside(patch: Patch) -> Iterator[None]:
+def _aside(session: Session) -> Iterator[None]:
     """What happens to merging in here leaves no trace."""
-    state = patch.state
-    owners = (patch, state, state.clock, state.layout, state.times, *patch.sites)
+    state = session.state
+    owners = (session, state, state.clock, state.layout, state.times, *session.sites)
     before = [dict(vars(owner)) for owner in owners]
     try:
         for owner in owners:
@@ -334,8 +329,6 @@ def _aside(patch: Patch) -> Iterator[None]:
                 {name: dict(value) for name, value in vars(owner).items() if type(value) is dict}
             )
         state.plans = Plans(NEVER)
-        for hook in patch.sites:
-            hook.memories = {}
         yield
     finally:
         for owner, attributes in zip(owners, before):

@@ -22,7 +22,7 @@ class Clock:
 
     def __init__(self, pipeline: Any = None, ascending: bool = False) -> None:
         self.pipeline = None if pipeline is None else weakref.ref(pipeline)
-        self._scheduler = getattr(pipeline, "scheduler", None)  # which other pipelines may share
+        self.scheduler = getattr(pipeline, "scheduler", None)  # which other pipelines may share
         self._ascending = ascending  # the model's timesteps grow from noise to image
         self.generation = 0
         self.step = 0
@@ -35,7 +35,7 @@ class Clock:
 
     def tick(self, timestep: Tensor | float | None, sample: Any = None) -> None:
         """Take note of one call of the model, about noisy images; one that isn't told the time is a step."""
-        self._scheduler = scheduler = getattr(self._pipeline(), "scheduler", self._scheduler)
+        self.scheduler = scheduler = getattr(self._pipeline(), "scheduler", self.scheduler)
         table = getattr(scheduler, "timesteps", None)
         before = self._time
         if timestep is None:
@@ -67,9 +67,9 @@ class Clock:
 
     def steps(self) -> int | None:
         """How many steps this generation has from here on, if there is a scheduler to tell."""
-        if getattr(self._scheduler, "timesteps", None) is None:
+        if getattr(self.scheduler, "timesteps", None) is None:
             return None
-        steps = len(self._scheduler.timesteps) - self._skipped()
+        steps = len(self.scheduler.timesteps) - self._skipped()
         # A base model may leave the last ones to a refiner, and some tables end with a time of no step.
         # What a pipeline counted tells nothing else: it may be of a generation before, and another's now.
         counted = getattr(self._pipeline(), "num_timesteps", steps)
@@ -78,7 +78,7 @@ class Clock:
 
     def _skipped(self) -> int:
         """Steps before: image to image leaves some out, and another model may have done them."""
-        scheduler, table = self._scheduler, self._scheduler.timesteps
+        scheduler, table = self.scheduler, self.scheduler.timesteps
         if self._time and self._time.source == table.untyped_storage().data_ptr():
             return (self._time.value - table.storage_offset()) // table.stride(0)
         index = getattr(scheduler, "step_index", None)

@@ -1,6 +1,6 @@
 """Sites in compiled models: merging and unmerging as operators that torch.compile takes as they are.
 
-What a site does depends on more than tensors: on the step, on when a plan was made, on what is remembered. A
+What a site does depends on more than tensors: on the step, on when a plan was made. A
 compiler would follow all that, and compile again whenever it changes. So it sees operators, with tensors in
 and out; the rest happens behind its back, in the same code that runs without a compiler. What lies in
 memory that it may reuse must not be kept there, so copies are made of that.
@@ -102,10 +102,6 @@ def unmerge(site: SiteHook, y: Tensor, place: int, last: bool, done: bool, merge
     return _unmerge(site.number, place, last, done, *merged.around, length, y, merged.sequence, merged.whole)
 
 
-def remember(site: SiteHook, y: Tensor, place: int, x: Tensor) -> Tensor:
-    return _remember(site.number, place, x, y)
-
-
 @torch.library.custom_op("tomadiff::merge", mutates_args=(), **TAGS)
 def _merge(
     site: int, first: bool, weighed: bool, around: int, kept: int, names: str, tensors: Sequence[Tensor]
@@ -160,8 +156,6 @@ def _unmerge(
 ) -> Tensor:
     hook = _sites[site]
     merged = _merged(site, before, behind, sequence, whole)
-    if hook.state.pace.remembers and not hook.site.residual:
-        y = y.clone()
     return _own(hook.unmerge(y, place, last, done, merged), y, sequence, whole)
 
 
@@ -181,18 +175,6 @@ def _(
     return y.new_empty(len(y), before + length + behind, y.shape[2])
 
 
-@torch.library.custom_op("tomadiff::remember", mutates_args=(), **TAGS)
-def _remember(site: int, place: int, x: Tensor, y: Tensor) -> Tensor:
-    hook = _sites[site]
-    hook.remember(y if hook.site.residual else y.clone(), place, x)
-    return y.clone()  # an operator with nothing to show for it would be left out
-
-
-@_remember.register_fake
-def _(site: int, place: int, x: Tensor, y: Tensor) -> Tensor:
-    return torch.empty_like(y)
-
-
 def _no_gradients(context: Any, *gradients: Any) -> None:
     raise ConfigError(
         "gradients can't go through merging in compiled code: train without torch.compile, "
@@ -200,7 +182,7 @@ def _no_gradients(context: Any, *gradients: Any) -> None:
     )
 
 
-for _operator in (_merge, _alike, _unmerge, _remember):
+for _operator in (_merge, _alike, _unmerge):
     _operator.register_autograd(_no_gradients)
 
 

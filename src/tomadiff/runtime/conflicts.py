@@ -29,6 +29,12 @@ KEEP_MAPS = (
 )
 
 
+def records_attention(model: nn.Module) -> str | None:
+    """The processor that does, if there is one: its pipeline wants the maps of every step."""
+    processors = {type(getattr(module, "processor", None)).__name__ for module in model.modules()}
+    return next((name for name in KEEP_MAPS if name in processors), None)
+
+
 def cached(model: nn.Module) -> bool:
     return any(getattr(model, mark, None) for mark in (BY_DIFFUSERS, BY_CACHE_DIT))
 

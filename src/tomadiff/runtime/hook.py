@@ -18,7 +18,6 @@ from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.models import Call, Rows, Site
 
 from . import compile
-from .memory import Memory
 from .per_token import alter, follow
 from .plan_cache import KeptPlan
 from .planner import BLOCK_INPUT, Planner
@@ -39,13 +38,12 @@ class Run:
 
     sites: list[SiteHook] = field(default_factory=list)
     merged: Merged | None = None
-    before: Tensor | None = None  # in a dense step, the sequence as it was
     # what compiled code does not see
     kept: KeptPlan | None = None
     arranged: Tensor | None = None  # the picture's tokens, where that moved any
 
     def clear(self) -> None:
-        self.merged = self.before = self.kept = self.arranged = None
+        self.merged = self.kept = self.arranged = None
 
 
 def join_runs(hooks: list[SiteHook]) -> None:
@@ -59,8 +57,8 @@ def join_runs(hooks: list[SiteHook]) -> None:
 class SiteHook(ModelHook):
     """Merge, run, unmerge: around a submodule, a block, or with its neighbours around a span of blocks.
 
-    `merge`, `alike`, `unmerge` and `remember` do the work. In compiled code, operators take their places:
-    the methods of the same names with an underscore choose.
+    `merge`, `alike` and `unmerge` do the work. In compiled code, operators take their places: the methods
+    of the same names with an underscore choose.
     """
 
     def __init__(self, state: State, place: Place) -> None:
@@ -79,8 +77,6 @@ class SiteHook(ModelHook):
         self.projections: dict[nn.Module, RemovableHandle] = {}  # whose input becomes merged tokens
         self.number = compile.number(self)
         self.region = compile.Region()
-        # by call of the step, visit, cut or not, output, and batch, which shrinks where guidance ends
-        self.memories: dict[tuple[int, int, bool, int, int], Memory] = {}
         # in this call
         # how often it did what: a block may run on one part of the batch after the other
         self.visits: Counter[str | int] = Counter()
@@ -115,9 +111,12 @@ class SiteHook(ModelHook):
             self.projections = {each: each.register_forward_pre_hook(self._instead) for each in projections}
 
     def unregister(self) -> None:
+        """Nothing happens where it is not on."""
+        module, registry = self.place.module, getattr(self.place.module, "_diffusers_hook", None)
+        if registry is None or HOOK not in registry.hooks:
+            return
         self.settle()
         self._let_go()
-        module, registry = self.place.module, self.place.module._diffusers_hook
         around = registry._fn_refs[registry._hook_order.index(HOOK) + 1 :][:1]
         forwards = [outer.forward for outer in around]
         registry.remove_hook(HOOK, recurse=False)
@@ -149,6 +148,10 @@ class SiteHook(ModelHook):
         self.ratio = 0.0 if off else self.place.ratios[range_number]
         self.idle, self.ran = self.state.dense or not self.ratio, False
         self.visits.clear()
+
+    def leave_dense(self) -> None:
+        """In this call; nothing has to be known of it."""
+        self.idle, self.ran, self.image = True, False, self.tokens
 
     def foretell(self) -> None:
         """How long sequences will be: compiled code has to know before there is a plan."""
@@ -200,13 +203,7 @@ class SiteHook(ModelHook):
         each = self.state.config.where != "span"
         forward = self.region.forward or self.fn_ref.original_forward
         if self.idle:
-            if first or each:
-                run.before = call[self.argument]
-            output = forward(**call)
-            if last or each:
-                output = self._remember(output)
-                run.before = None
-            return output
+            return forward(**call)
         if first or each:
             run.merged = self._merge(call, first)
             if not self.site.keys_only:
@@ -314,45 +311,13 @@ class SiteHook(ModelHook):
         tokens = picture(merged.whole, around) if run.arranged is None else run.arranged
         with self.state.times.overhead("unmerge", y.device):
             image, short = picture(y, around), picture(merged.sequence, around)
-            if self.state.pace.remembers:
-                x = self._change(image - short if self.site.residual else image, place)
-                x = tokens + x if self.site.residual else x
-            elif self.site.residual:
-                # unmerging the change leaves every token its own detail
-                x = plan.unmerge(image, tokens, short)
-            else:
-                x = plan.unmerge(image)
+            # unmerging the change leaves every token its own detail
+            x = plan.unmerge(image, tokens, short) if self.site.residual else plan.unmerge(image)
             x = plan.regions.restore(x) if last else x
             whole = with_picture(y, around, x)
         if done:
             run.kept = run.arranged = None
         return whole
-
-    def _change(self, merged: Tensor, place: int) -> Tensor:
-        """What the site does to every token, by what it does to merged ones and by what it remembers."""
-        kept = self.run.kept
-        memory = self.memories.get(self._memory_key(merged, place))
-        return memory.change(kept, merged, self.state.clock.step) if memory else kept.plan.unmerge(merged)
-
-    def _remember(self, output: Any) -> Any:
-        """A dense step tells what the site does to each token."""
-        if not self.state.pace.remembers or self.off or not any(self.place.ratios):
-            return output
-        remember = compile.remember if torch.compiler.is_compiling() else SiteHook.remember
-        before = self.run.before
-        sequences = self._returned(output, before.shape[1])
-        return with_parts(output, {place: remember(self, y, place, before) for place, y in sequences.items()})
-
-    def remember(self, y: Tensor, place: int, x: Tensor) -> Tensor:
-        around = self.around(x, in_order=True)
-        change = picture(y - x if self.site.residual else y, around).detach()
-        key = self._memory_key(change, place)
-        self.memories[key] = Memory.of(self.state.clock.step, change, self.memories.get(key))
-        return y
-
-    def _memory_key(self, change: Tensor, place: int) -> tuple[int, int, bool, int, int]:
-        """Of the visit under way; asked for once in each."""
-        return self.state.clock.call, self._visit(place), self.state.cut, place, len(change)
 
     def _visit(self, what: str | int) -> int:
         """Counts what is done to the site's tokens, or to one of its outputs, from 0 in each call."""

@@ -13,7 +13,7 @@ from tomadiff.models import Call, Family, Site
 class Layout:
     """Of one model, as its family reads it from the arguments of a call."""
 
-    def __init__(self, model: nn.Module, family: Family) -> None:
+    def __init__(self, model: nn.Module, family: Family | None) -> None:
         self.others = (0, 0)  # tokens of other pictures, before and behind those of the one that is drawn
         self._model, self._family = model, family
         self._sources: list[Any] | None = None  # the arguments that were read

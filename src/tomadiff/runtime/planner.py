@@ -41,9 +41,7 @@ class Planner:
         key = self._key(tokens, ratio, grid, visit)
         kept = state.plans.get(key)
         due = state.plans.due(kept, step)
-        # what sites remember holds for one plan, from a dense step to the next
-        fixed = state.pace.remembers and not state.pace.dense(step - 1)
-        if kept is not None and (due is None or fixed):
+        if kept is not None and due is None:
             return kept
         with torch.no_grad():
             with state.times.spent("plan", tokens.device):

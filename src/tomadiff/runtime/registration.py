@@ -11,16 +11,15 @@ from typing import Any
 from torch import nn
 
 from tomadiff.errors import UnsupportedModelError
-from tomadiff.models import FAMILIES, Site
+from tomadiff.models import FAMILIES
 
-from .hook import parameter_names
-from .session import Patch
+from .session import Session
 
-PATCH = "_tomadiff"  # the model's attribute that holds its Patch
+SESSION = "_tomadiff"  # the model's attribute that holds its Session
 
 
 def denoiser(target: Any) -> tuple[nn.Module, Any]:
-    """The model to patch, and the pipeline it belongs to if that was given."""
+    """The model to session, and the pipeline it belongs to if that was given."""
     if isinstance(target, nn.Module):
         return _uncompiled(target), None
     if hasattr(target, "prior_pipe") and hasattr(target, "decoder_pipe"):
@@ -48,7 +47,7 @@ def second(target: Any) -> str | None:
 
 
 def denoisers(target: Any) -> list[tuple[nn.Module, Any]]:
-    """All models to patch, each once."""
+    """All models to session, each once."""
     first, name = denoiser(target), second(target)
     other = first[0] if name is None else _uncompiled(getattr(target, name))
     return [first] if other is first[0] else [first, (other, target)]
@@ -59,61 +58,65 @@ def _uncompiled(model: nn.Module) -> nn.Module:
     return getattr(model, "_orig_mod", model)
 
 
-def patch_of(model: nn.Module) -> Patch | None:
+def session_of(model: nn.Module) -> Session | None:
     """What is on a model."""
-    return getattr(model, PATCH, None)
+    return getattr(model, SESSION, None)
 
 
-def attach(patch: Patch) -> None:
-    """Put the hooks on."""
-    for hook in patch.sites:
-        hook.register()
-    # the model itself is watched by torch's hooks: offloading replaces its forward after every generation
-    patch.handles = [
-        patch.model.register_forward_pre_hook(patch.before_model, with_kwargs=True),
-        patch.model.register_forward_hook(patch.after_model, always_call=True),
-    ]
-    if patch.state.from_input:
-        # whole blocks see their input themselves
-        inside = {hook.place.block: hook for hook in patch.sites if hook.site.path}
-        wholes = {part.name: part.whole or Site("block") for part in patch.family.blocks}
-        for block, hook in inside.items():
-            keep = functools.partial(hook.before_block, wholes[type(block).__name__], parameter_names(block))
-            patch.handles.append(block.register_forward_pre_hook(keep, with_kwargs=True))
-    setattr(patch.model, PATCH, patch)
-    # hooks hold on to the very modules they are on, so a copy has to be made without them
-    patch.model.__deepcopy__ = functools.partial(_copy, patch)
+def attach(session: Session) -> None:
+    """Put a session on its model, all of it or nothing."""
+    model = session.model
+    setattr(model, SESSION, session)  # first, so that whatever an interrupt leaves can be found and taken off
+    try:
+        for hook in session.sites:
+            hook.register()
+        session.watch_block_inputs()
+        # hooks hold on to the very modules they are on, so a copy has to be made without them
+        model.__deepcopy__ = functools.partial(_copy, session)
+        # Around all that is on the model: its hooks, a cache, offloading, what `model.compile()` made of it.
+        # Torch calls this attribute instead of the module; offloading replaces `forward`, but not this.
+        session.compiled = model._compiled_call_impl
+        model._compiled_call_impl = session
+        model.compile = session.compile
+    except BaseException:
+        detach(session)
+        raise
 
 
-def detach(patch: Patch) -> None:
-    """Take the hooks off and leave nothing behind."""
-    for handle in patch.handles:
-        handle.remove()
-    for hook in patch.sites:
+def detach(session: Session) -> None:
+    """Take a session off its model, or what there is of it, and leave nothing behind."""
+    model = session.model
+    if model._compiled_call_impl is session:
+        model._compiled_call_impl = session.compiled
+    while session.handles:
+        session.handles[-1].remove()
+        session.handles.pop()
+    for hook in session.sites:
         hook.unregister()
-    delattr(patch.model, PATCH)
-    del patch.model.__deepcopy__
+    for name in ("compile", "__deepcopy__", SESSION):  # the last one last: until then, it can be found again
+        vars(model).pop(name, None)
 
 
 @contextlib.contextmanager
-def attached(patch: Patch) -> Iterator[None]:
+def attached(session: Session) -> Iterator[None]:
     """With the hooks on for the length of a `with` block."""
-    attach(patch)
+    attach(session)
     try:
         yield
     finally:
-        detach(patch)
+        detach(session)
 
 
-def _copy(patch: Patch, memo: dict[int, Any]) -> nn.Module:
-    """`copy.deepcopy` of a patched model: the same settings on a model, and in a pipeline, of its own."""
-    detach(patch)
-    try:
-        twin = copy.deepcopy(patch.model, memo)
-    finally:
-        attach(patch)
-    pipeline = patch.state.clock.pipeline and patch.state.clock.pipeline()
-    copied = Patch(twin, patch.family, patch.config, memo.get(id(pipeline)))
-    copied.made_for = patch.made_for
+def _copy(session: Session, memo: dict[int, Any]) -> nn.Module:
+    """`copy.deepcopy` of the model: the same settings on a model, and in a pipeline, of its own."""
+    with session.guard.alone():  # no call is under way, and whoever wants to begin one waits
+        detach(session)
+        try:
+            twin = copy.deepcopy(session.model, memo)
+        finally:
+            attach(session)
+    pipeline = session.state.clock.pipeline and session.state.clock.pipeline()
+    copied = Session(twin, session.family, session.config, memo.get(id(pipeline)))
+    copied.made_for = session.made_for
     attach(copied)
     return twin

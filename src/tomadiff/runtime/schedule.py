@@ -1,4 +1,4 @@
-"""Which steps of a generation are dense, and which ratio the others have."""
+"""Which steps of a generation run, and with which ratio."""
 
 from __future__ import annotations
 
@@ -8,66 +8,93 @@ from typing import Any
 from tomadiff.config import Config
 from tomadiff.errors import ConfigError
 
+from .sampling import MULTISTEP, TWO_CALLS, Sampling
+
+WARM_UP = 2  # steps that always run first: a forecast needs two
+# interval="auto": with at least so many steps, this interval
+FIRST_ORDER_INTERVALS = ((8, 2), (40, 3))
+MULTISTEP_INTERVALS = ((20, 2), (40, 3))  # such a solver extrapolates by itself, so forecasts gain less
+
 
 @dataclass(frozen=True)
-class Pace:
-    """The steps of one generation; without a generation, all of them are merged."""
+class Schedule:
+    """The steps of one generation; without a generation, all of them run and are merged."""
 
-    remembers: bool = False  # sites do, from dense steps to merged ones
-    first: int = 0  # so many are dense
-    every: int = 0  # and every so many-th after these; 0 for none
-    last: int | None = None  # and all from this one on
+    steps: int | None = None  # how many there are, if known
+    interval: int = 1
+    listed: frozenset[int] | None = None  # the steps that run, where they were listed
+    merged: bool = True  # tokens are, in the steps that run
     starts: tuple[int, ...] = (0,)  # where ranges of steps begin, each with ratios of its own
+    why: str = ""  # this interval
 
-    @classmethod
-    def of(cls, config: Config, steps: int | None) -> Pace:
-        """For a generation of so many steps, or of nobody knows how many."""
-        remembers = config.remembers(steps)
-        first, every = config.cadence(remembers)
-        last = None
-        if config.dense_last_steps:
-            if steps is None:
-                raise _unknown("dense_last_steps", config.dense_last_steps, "counts from the last step")
-            last = steps - _steps("dense_last_steps", config.dense_last_steps, steps)
-        starts = tuple(_steps("ratio", start, steps) for start, _ in config.ranges())
-        return cls(remembers, _steps("dense_steps", first, steps), every, last, starts)
+    def runs(self, step: int) -> bool:
+        """Whether the model runs; if not, its output is forecast."""
+        if self.listed is not None:
+            return step in self.listed
+        last = self.steps is not None and step >= self.steps - 1
+        return last or step < WARM_UP or (step - WARM_UP + 1) % self.interval == 0
 
-    def dense(self, step: int) -> bool:
-        if step < self.first or (self.last is not None and step >= self.last):
-            return True
-        return bool(self.every and self._since_first(step) % self.every == 0)
-
-    def turn(self, step: int) -> int:
-        """Counts how often layouts changed so far: in every step, or between dense ones to be remembered."""
-        return self._since_first(step) // self.every if self.remembers else step
+    @property
+    def skips(self) -> bool:
+        return self.interval > 1 or self.listed is not None
 
     def range(self, step: int) -> int:
-        """The number of the range that a step is in.
-
-        What sites remember holds for one plan, from a dense step to the next: so there, a range that begins
-        between two dense steps waits for the second.
-        """
-        if self.remembers and len(self.starts) > 1:
-            while not self.dense(step):
-                step -= 1
+        """The number of the range that a step is in."""
         return sum(start <= step for start in self.starts) - 1
 
-    def _since_first(self, step: int) -> int:
-        """Steps since the last of the first dense ones."""
-        return step - max(self.first - 1, 0)
+
+def make_schedule(config: Config, steps: int | None, sampling: Sampling, obstacle: str | None) -> Schedule:
+    """For a generation of so many steps, or of nobody knows how many.
+
+    obstacle: why nothing may be skipped in it, whatever the settings say.
+    """
+    interval, why = _interval(config, steps, sampling, obstacle)
+    listed = None
+    if isinstance(interval, tuple):
+        if steps is not None and interval[-1] != steps - 1:
+            raise ConfigError(
+                f"interval={list(interval)} ends with step {interval[-1]}, and this generation with step "
+                f"{steps - 1}, which should run: list the steps for {steps}, or give a number"
+            )
+        interval, listed = 1, frozenset(interval)
+    starts = tuple(_start(start, steps) for start, _ in config.ranges())
+    merged = config.ratio is not None or (interval == 1 and listed is None)
+    return Schedule(steps, interval, listed, merged, starts, why)
 
 
-def _steps(name: str, value: int | float, steps: int | None) -> int:
-    """A number of steps, also from a share of all."""
+def _interval(
+    config: Config, steps: int | None, sampling: Sampling, obstacle: str | None
+) -> tuple[int | tuple[int, ...], str]:
+    if config.interval == 1:
+        return 1, ""
+    if obstacle:
+        return 1, f"every step runs, since {obstacle}"
+    if config.interval != "auto":
+        return config.interval, "as asked"
+    if sampling.noise:
+        return 1, f"every step runs, since {sampling.noise}"
+    if steps is None:
+        return 1, "every step runs, since nobody tells how many there are"
+    if sampling.solver == TWO_CALLS:
+        return 1, f"every step runs, since {sampling.scheduler} calls the model more than once a step"
+    rule = MULTISTEP_INTERVALS if sampling.solver == MULTISTEP else FIRST_ORDER_INTERVALS
+    interval = max((every for least, every in rule if steps >= least), default=1)
+    if interval == 1:
+        return 1, f"every step runs, since {steps} steps are too few to forecast between"
+    return interval, f"{sampling.scheduler} is deterministic"
+
+
+def _start(value: int | float, steps: int | None) -> int:
+    """The first step of a range, also from a share of all."""
     if not isinstance(value, float) or value == 0:
         return int(value)
     if steps is None:
-        raise _unknown(name, value, "is a share of the steps")
+        raise _unknown("ratio", value)
     return round(value * steps)
 
 
-def _unknown(name: str, value: Any, why: str) -> ConfigError:
+def _unknown(name: str, value: Any) -> ConfigError:
     return ConfigError(
-        f"{name}: {value} {why}, and a model alone doesn't know how many there are: give tomadiff.apply the "
-        "pipeline, or a number of steps from the first one"
+        f"{name}: {value} is a share of the steps, and a model alone doesn't know how many there are: give "
+        "tomadiff.apply the pipeline, or a number of steps from the first one"
     )

@@ -82,11 +82,18 @@ def _blocks(model: nn.Module, family: Family) -> list[tuple[str, nn.Module, Bloc
 def _without_ends(
     blocks: list[tuple[str, nn.Module, Block]], first: int, last: int
 ) -> list[tuple[int, str, nn.Module, Block]]:
-    """Numbered, without the first and the last so many of each class."""
+    """Numbered, without the first and the last so many of each class.
+
+    One dense block is for the others' sake: the only one of a class is not left out.
+    """
     of_class: dict[str, list[int]] = {}
     for number, (_, _, block) in enumerate(blocks):
         of_class.setdefault(block.name, []).append(number)
-    inner = {number for numbers in of_class.values() for number in numbers[first : len(numbers) - last]}
+    inner = {
+        number
+        for numbers in of_class.values()
+        for number in numbers[first if (first, len(numbers)) != (1, 1) else 0 : len(numbers) - last]
+    }
     return [(number, *found) for number, found in enumerate(blocks) if number in inner]
 
 

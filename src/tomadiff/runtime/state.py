@@ -14,7 +14,7 @@ from tomadiff.models import Rows
 from .clock import Clock
 from .layout import Layout
 from .plan_cache import Plans
-from .schedule import Pace
+from .schedule import Schedule as StepSchedule
 from .timing import Times
 
 
@@ -26,7 +26,8 @@ class State:
         self.from_input = config.method in FROM_BLOCK_INPUT  # are plans made
         self.times = Times()
         # of this generation
-        self.pace = Pace()
+        self.schedule = StepSchedule()
+        self.turn = 0  # counts the steps that run
         self.plans = Plans(Schedule(config.refresh_destinations, config.refresh_weights))
         self.lengths: dict[tuple[Any, ...], tuple[int, int]] = {}  # of sequences, foretold
         # of this call
@@ -39,7 +40,7 @@ class State:
 
     def shifted(self) -> bool:
         """Whether regions are shifted in this step."""
-        return self.config.shift and self.pace.turn(self.clock.step) % 2 == 1
+        return self.config.shift and self.turn % 2 == 1
 
     def begin_generation(self) -> None:
         self.plans.clear()

@@ -35,6 +35,7 @@ from .merge_map import Recorder
 from .ui import command as page
 
 SETTINGS = (
+    "interval",
     "ratio",
     "method",
     "where",
@@ -42,10 +43,6 @@ SETTINGS = (
     "region_size",
     "assign",
     "share",
-    "remember",
-    "dense_steps",
-    "dense_every",
-    "dense_last_steps",
     "dense_blocks",
     "dense_last_blocks",
     "shift",
@@ -148,8 +145,14 @@ def add_picture_arguments(added: argparse.ArgumentParser, output: str) -> None:
     settings = added.add_argument_group("merging")
     settings.add_argument("--settings", type=Path, metavar="FILE", help="all of this, from a settings file")
     settings.add_argument(
+        "--interval",
+        type=_value,
+        help="run the model in every so many-th step, and forecast its output in the others; or a list of "
+        "the steps that run, as in '[0, 1, 4, 7]'; or auto (default: auto, or 1 with a ratio)",
+    )
+    settings.add_argument(
         "--ratio",
-        type=_ratio,
+        type=_value,
         help="share of tokens removed, also by level or by steps, as in '{2: 0.75, 4: 0.25}' and "
         "'[(0, 0.25), (0.5, 0.75)]'; or auto: merge only where that gains here (default: the method's own)",
     )
@@ -159,19 +162,9 @@ def add_picture_arguments(added: argparse.ArgumentParser, output: str) -> None:
         choices = [choice for choice in CHOICES[name] if choice != "ideal"]
         settings.add_argument(f"--{name}", choices=choices, help=about)
     settings.add_argument("--region-size", type=int, metavar="N", help="tokens on the side of a tile")
-    for name, which in (("--dense-steps", "first"), ("--dense-last-steps", "last")):
-        about = f"leave the {which} steps dense: so many, or a share below 1"
-        settings.add_argument(name, type=_steps, metavar="N", help=about)
-    settings.add_argument("--dense-every", type=int, metavar="N", help="leave every N-th step dense; 0: none")
     for name, which in (("--dense-blocks", "first"), ("--dense-last-blocks", "last")):
         about = f"leave the {which} so many blocks of each kind dense"
         settings.add_argument(name, type=int, metavar="N", help=about)
-    settings.add_argument(
-        "--remember",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="forecast what blocks do to each token from dense steps (default: in 8 steps or more)",
-    )
     settings.add_argument(
         "--shift", action="store_true", default=None, help="regions in two layouts that take turns"
     )
@@ -318,11 +311,7 @@ def chosen(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in SETTINGS if getattr(args, name) is not None}
 
 
-def _steps(text: str) -> int | float:
-    return float(text) if "." in text else int(text)
-
-
-def _ratio(text: str) -> Any:
+def _value(text: str) -> Any:
     """As for a call; `Config` says what is wrong with it."""
     try:
         return ast.literal_eval(text)

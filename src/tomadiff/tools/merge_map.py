@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tomadiff.errors import ConfigError, NotPatchedError
-from tomadiff.runtime.registration import denoiser, patch_of
+from tomadiff.runtime.registration import denoiser, session_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Recorder:
     """Keeps the merge maps of chosen steps, or of all. Hand it to a pipeline as `callback_on_step_end`."""
 
     def __init__(self, target: Any, steps: Iterable[int] | None = None, sample: int = -1) -> None:
-        patch = patch_of(denoiser(target)[0])
+        patch = session_of(denoiser(target)[0])
         if patch is None:
             raise NotPatchedError("nothing to map: call tomadiff.apply first")
         if patch.config.regions in ("stripe", "global"):

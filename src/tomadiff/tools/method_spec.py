@@ -23,7 +23,7 @@ from tomadiff.config import DEFAULTS, PRESETS, Config, make
 from tomadiff.errors import ConfigError
 from tomadiff.models import Family, family_of
 from tomadiff.runtime.registration import attached, denoiser, denoisers
-from tomadiff.runtime.session import Patch
+from tomadiff.runtime.session import Session
 from tomadiff.settings_file import load as load_settings
 from tomadiff.settings_file import warn_of_another
 
@@ -184,7 +184,7 @@ def _part_on(pipe: Any, part: str, ratio: float) -> Iterator[None]:
         with ExitStack() as stack:
             for model, pipeline in denoisers(pipe):
                 family = family_of(model)
-                patch = Patch(model, family, configuration(part, ratio, family), pipeline)
+                patch = Session(model, family, configuration(part, ratio, family), pipeline)
                 stack.enter_context(attached(patch))
             yield
 

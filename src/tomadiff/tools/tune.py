@@ -96,10 +96,8 @@ def check(args: argparse.Namespace, budget: Budget) -> None:
 def candidates(model: nn.Module, family: Family) -> list[Config]:
     """Settings that are worth a try, as far as a model can honour them."""
     wanted: list[dict[str, Any]] = [{"ratio": ratio} for ratio in (0.25, 0.5, 0.75, 0.9)]
-    wanted += [{"ratio": ratio, "dense_every": every} for every in (2, 4, 6) for ratio in (0.5, 0.75)]
-    # merged in every step, or in all but the first
-    wanted += [{"ratio": ratio, "remember": False} for ratio in (0.25, 0.5)]
-    wanted += [{"ratio": 0.5, "remember": False, "dense_steps": 0.25}]
+    wanted += [{"interval": interval} for interval in (2, 3, 4, 5, 6)]
+    wanted += [{"ratio": 0.25, "interval": interval} for interval in (2, 3)]
     wanted += [{"ratio": 0.75, "where": "kv", "weigh_keys": weigh} for weigh in (True, False)]
     levels = sorted({place.level for place in find(model, family, Config(where=min(family.offers)))})
     if len(levels) > 1:  # the finest has most to spare

@@ -14,7 +14,7 @@ from torch import nn
 from tomadiff.config import Config
 from tomadiff.models import family_of
 from tomadiff.runtime.registration import attached
-from tomadiff.runtime.session import Patch
+from tomadiff.runtime.session import Session
 from tomadiff.tools.method_spec import (
     METHODS,
     TOMESD,
@@ -33,8 +33,7 @@ class Contender:
     method: str
     ratio: float  # 0 for dense
     use: Callable[[], AbstractContextManager[Any]] = nullcontext
-    patch: Patch | None = None  # of what is our own: it lives on from one use to the next
-    dense_every: int = 0  # beside the calls that are timed
+    patch: Session | None = None  # of what is our own: it lives on from one use to the next
 
     @property
     def label(self) -> str:
@@ -65,8 +64,7 @@ def contender(model: nn.Module, pipeline: Any, method: str, ratio: float) -> Con
         return Contender(method, ratio, lambda: switched_on(target, method, ratio))
     family = family_of(model)
     config = configuration(method, ratio, family)
-    _, every = config.cadence(bool(config.remember))
-    if pipeline is None:  # single calls are of merged steps; what dense ones take is known
-        config = dataclasses.replace(config, remember=False, dense_steps=0, dense_every=0)
-    patch = Patch(model, family, config, pipeline)
-    return Contender(method, ratio, lambda: attached(patch), patch, every)
+    if pipeline is None and config.merges:  # single calls are of steps that run
+        config = dataclasses.replace(config, interval=1)
+    patch = Session(model, family, config, pipeline)
+    return Contender(method, ratio, lambda: attached(patch), patch)

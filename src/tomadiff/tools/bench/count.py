@@ -25,7 +25,7 @@ from torch.utils.flop_counter import flop_registry
 from tomadiff.config import Config
 from tomadiff.models import Family
 from tomadiff.runtime.registration import attach, detach
-from tomadiff.runtime.session import Patch
+from tomadiff.runtime.session import Session
 from tomadiff.runtime.timing import Times
 
 PHASES = ("model", "plan", "merge", "unmerge")  # the last three are ours
@@ -214,7 +214,7 @@ class MetaTimes(Times):
     overhead = Times.spent
 
 
-def patch_for_counting(model: nn.Module, family: Family, config: Config, grid: tuple[int, ...]) -> Patch:
+def patch_for_counting(model: nn.Module, family: Family, config: Config, grid: tuple[int, ...]) -> Session:
     """A patch that is told the grid, since families may read it from values, and a skeleton has none.
 
     Dense steps are left out: what they do is known, and how many of all steps they are is not.
@@ -222,14 +222,14 @@ def patch_for_counting(model: nn.Module, family: Family, config: Config, grid: t
     family = dataclasses.replace(
         family, grid=lambda model, *sources: grid, others=lambda model, *sources: (0, 0)
     )
-    config = dataclasses.replace(config, remember=False, dense_steps=0, dense_every=0)
-    patch = Patch(model, family, config)
+    config = dataclasses.replace(config, interval=1)
+    patch = Session(model, family, config)
     patch.state.times = MetaTimes()
     return patch
 
 
 @torch.no_grad()
-def count(call: Callable[[int], Any], patch: Patch | None = None) -> Cycle:
+def count(call: Callable[[int], Any], patch: Session | None = None) -> Cycle:
     """Count what `call(step)` launches, step by step; the patch is put on for it, and taken off again.
 
     The timestep of a call must be a view of an entry of one table, as in a pipeline: `table[step]`.

@@ -16,33 +16,20 @@ WORTH = 0.05  # a saving that is worth a changed picture
 LEAST = 0.02  # a saving that can be told from noise
 
 
-def rows(
-    runs: Sequence[Run],
-    counts: Sequence[Row],
-    keep_steps: dict[str, float],
-    dense_every: dict[str, int] | None = None,
-) -> list[Row]:
+def rows(runs: Sequence[Run], counts: Sequence[Row], keep_steps: dict[str, float]) -> list[Row]:
     """One row for each size, method and ratio.
 
     keep_steps: for how many steps a method's plans are kept. Their time is added in shares, at the price of a
     whole plan for every refresh, also where only weights are made anew.
-    dense_every: every so many-th step of a generation is dense, where calls of merged ones were timed.
     """
     groups: dict[tuple, list[Run]] = {}
     for run in runs:
         groups.setdefault((run.size, run.method, run.ratio), []).append(run)
     counted = {(tuple(row["size"]), row["method"], row["ratio"]): row for row in counts}
-    found = [
+    return [
         _row(group, key, runs, keep_steps) | {k: v for k, v in counted.get(key, {}).items() if k not in KEY}
         for key, group in groups.items()
     ]
-    for row in found:
-        every = (dense_every or {}).get(row["method"], 0)
-        if "speedup" in row:
-            row["generation_speedup"] = (
-                every / (1 + (every - 1) / row["speedup"]) if every else row["speedup"]
-            )
-    return found
 
 
 KEY = ("size", "method", "ratio")
@@ -117,7 +104,6 @@ def table(figures: Sequence[Row], unit: str) -> str:
         "ratio": [f"{row['ratio']:g}" if row["ratio"] else "-" for row in figures],
         f"s / {unit}": [_seconds_text(row["seconds"]) for row in figures],
         "speed-up (middle half)": [_speedup(row) for row in figures],
-        "in a generation, dense steps included": _in_a_generation(figures),
         "expected": [
             f"{row['expected_speedup']:.2f}x" if row.get("expected_speedup") else "-" for row in figures
         ],
@@ -136,14 +122,6 @@ def _speedup(row: Row) -> str:
         return "-"
     low, high = row["speedup_spread"]
     return f"{row['speedup']:.2f}x ({low:.2f}-{high:.2f})"
-
-
-def _in_a_generation(figures: Sequence[Row]) -> list[str]:
-    """Nothing where it is the same for all."""
-    pairs = [(row.get("generation_speedup"), row.get("speedup"), row["method"]) for row in figures]
-    if all(whole == call for whole, call, _ in pairs):
-        return ["-"] * len(pairs)
-    return ["-" if whole is None or method == DENSE else f"{whole:.2f}x" for whole, _, method in pairs]
 
 
 def _seconds_text(seconds: float) -> str:
@@ -171,9 +149,9 @@ def words(figures: Sequence[Row]) -> list[str]:
     """Whether our own merging is worth it, for each size and ratio."""
     sentences = []
     for row in figures:
-        if not row["method"].startswith(OURS) or "generation_speedup" not in row:
+        if not row["method"].startswith(OURS) or "speedup" not in row:
             continue
-        saving = 1 - 1 / row["generation_speedup"]
+        saving = 1 - 1 / row["speedup"]
         (height, width), ratio = row["size"], row["ratio"]
         setting = row["method"].removeprefix(OURS).removeprefix(":")
         verdict = "worth it" if saving >= WORTH else "not worth it"

@@ -25,10 +25,9 @@ class Record:
     counts: list[figures.Row] = field(default_factory=list)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each method at each ratio
     keep_steps: dict[str, float] = field(default_factory=dict)  # for which a method keeps its plans
-    dense_every: dict[str, int] = field(default_factory=dict)  # steps that single calls leave out
 
     def rows(self) -> list[figures.Row]:
-        return figures.rows(self.runs, self.counts, self.keep_steps, self.dense_every)
+        return figures.rows(self.runs, self.counts, self.keep_steps)
 
     def save(self, path: Path) -> None:
         content = {**asdict(self), "rows": self.rows()}
@@ -42,7 +41,6 @@ class Record:
             about = dict(earlier["about"])
             counts = [{**row, "size": tuple(row["size"])} for row in earlier["counts"]]
             settings, keep_steps = earlier.get("settings", {}), earlier["keep_steps"]
-            dense_every = earlier.get("dense_every", {})
             if not all(run.seconds > 0 for run in runs):
                 raise ValueError("a run of no time")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -57,7 +55,7 @@ class Record:
                 f"can't resume {path}, which was measured differently: {was}; take another --json"
             )
         self.runs, self.counts = runs, counts
-        self.settings, self.keep_steps, self.dense_every = settings, keep_steps, dense_every
+        self.settings, self.keep_steps = settings, keep_steps
 
 
 def finished_rounds(

@@ -155,7 +155,6 @@ def measure_size(
     entries = [contender(step.model, pipe if whole else None, *pair) for pair in todo]
     record.settings |= {entry.label: entry.settings for entry in entries}
     record.keep_steps |= {entry.method: 1 if whole else entry.keeps_plans_for for entry in entries}
-    record.dense_every |= {entry.method: 0 if whole else entry.dense_every for entry in entries}
     call = partial(generate, pipe, arguments, args.steps) if whole else step
     done = finished_rounds(record.runs, size, todo)
     numbers = [number for number in range(args.repeats) if number not in done]

@@ -21,12 +21,11 @@ MOST_SEED = 2**32 - 1
 # those that the page offers, by how they are chosen; None is the method's own
 CHOSEN: dict[str, tuple[Any, ...]] = {
     **{name: CHOICES[name] for name in ("where", "regions", "assign", "share")},
-    **dict.fromkeys(("remember", "shift", "weigh_keys"), (True, False)),
+    **dict.fromkeys(("shift", "weigh_keys"), (True, False)),
 }
 COUNTED: dict[str, int] = {  # and the most that makes sense
     "region_size": 64,
-    "dense_steps": 1000,
-    "dense_every": 1000,
+    "interval": 1000,
     "refresh_destinations": 1000,
     "refresh_weights": 1000,
     "dense_blocks": 1000,

@@ -1,0 +1,107 @@
+"""The model's output in steps that don't run, forecast from the steps that did.
+
+In deterministic sampling the output changes smoothly from step to step, so that a few points of it tell how
+it goes on. Each call of a step (guidance may make several) has a history of its own outputs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+PARABOLA = 0.5  # how far to go from the line through two points to the parabola through three
+
+
+@dataclass(frozen=True)
+class Point:
+    """An output that the model gave: its numbers in fp32, and all that is needed to give the like again."""
+
+    step: int
+    values: dict[int, Tensor]  # floating-point tensors by their place among the leaves
+    leaves: list[Any]  # the output's other parts, and of tensors their type
+    form: TreeSpec  # a tuple, a list, or diffusers' classes, as the caller asked for
+
+    @classmethod
+    def of(cls, step: int, output: Any) -> Point:
+        leaves, form = tree_flatten(output)
+        # copies: a caller may go on to change what it was given
+        values = {
+            i: leaf.detach().to(torch.float32, copy=True)
+            for i, leaf in enumerate(leaves)
+            if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        }
+        others = [leaf.dtype if i in values else leaf for i, leaf in enumerate(leaves)]
+        return cls(step, values, others, form)
+
+    def fits(self, other: Point) -> bool:
+        shapes, others = ({i: x.shape for i, x in point.values.items()} for point in (self, other))
+        return self.form == other.form and shapes == others
+
+    def with_values(self, values: dict[int, Tensor]) -> Any:
+        """An output of the same form."""
+        leaves = [_as(values[i], leaf) if i in values else leaf for i, leaf in enumerate(self.leaves)]
+        return tree_unflatten(leaves, self.form)
+
+
+class History:
+    """The last outputs of one call of a step, oldest first."""
+
+    def __init__(self) -> None:
+        self._points: deque[Point] = deque(maxlen=3)
+
+    @property
+    def ready(self) -> bool:
+        """Two points make a line; one alone would only be repeated."""
+        return len(self._points) >= 2
+
+    def add(self, step: int, output: Any) -> None:
+        point = Point.of(step, output)
+        if self._points and not point.fits(self._points[-1]):
+            self._points.clear()
+        self._points.append(point)
+
+    def forecast(self, step: int) -> Any:
+        """The output at a later step, in the form of the last one."""
+        weights = extrapolation([point.step for point in self._points], step)
+        last = self._points[-1]
+        values = {}
+        for i, newest in last.values.items():
+            values[i] = newest * weights[-1]
+            for point, weight in zip(self._points, weights[:-1]):
+                values[i].add_(point.values[i], alpha=weight)
+        return last.with_values(values)
+
+
+def extrapolation(steps: list[int], step: int) -> list[float]:
+    """The weights of the outputs at two or three `steps` that add up to a forecast at a later `step`.
+
+    The line through the last two points and, where there are three, part of the way from there to the
+    parabola through all of them: `PARABOLA`, and less the farther it has to reach, in units of the points'
+    own spacing. A parabola through close points, followed far, does harm.
+    """
+    before, last = steps[-2:]
+    reach = (step - last) / (last - before)
+    line = [-reach, 1 + reach]
+    if len(steps) == 2:
+        return line
+    first = steps[0]
+    spacing = (last - first) / 2
+    bend = PARABOLA * min(1.0, spacing / (step - last)) * (step - last) * (step - before)
+    # the parabola adds `bend` times the second divided difference of the three points
+    curvature = [
+        1 / ((first - before) * (first - last)),
+        1 / ((before - first) * (before - last)),
+        1 / ((last - first) * (last - before)),
+    ]
+    return [bend * curve + straight for curve, straight in zip(curvature, [0.0, *line])]
+
+
+def _as(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """What was extrapolated may be out of fp16's range."""
+    limits = torch.finfo(dtype)
+    return values.clamp_(limits.min, limits.max).to(dtype)

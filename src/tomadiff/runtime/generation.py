@@ -1,0 +1,60 @@
+"""One generation: which of its steps run, and what is kept from one to the next. Dropping it is the reset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from tomadiff.config import Config
+
+from .conditions import Adapters, Conditions
+from .forecast import History
+from .sampling import FirstStepWatch, Sampling, sampling_of, watch_first_step
+from .schedule import Schedule, make_schedule
+
+
+class Generation:
+    """Of one model. Each call of a step, by its number, has a history of its own."""
+
+    def __init__(
+        self, config: Config, model: nn.Module, scheduler: Any, steps: int | None, obstacle: str | None
+    ) -> None:
+        self._config, self._scheduler, self._steps, self._obstacle = config, scheduler, steps, obstacle
+        self._watch: FirstStepWatch | None = None
+        if config.interval != 1 and scheduler is not None:
+            self._watch = watch_first_step(scheduler)
+        self.sampling, self.schedule = self._plan({})
+        self._adapters = Adapters(model) if self.schedule.skips else None
+        self._histories: dict[int, History] = {}
+        self._conditions: dict[int, Conditions] = {}
+        self.turn = -1  # counts the steps that run, from 0
+        self._last = -1
+
+    def look_at_first_step(self) -> None:
+        """Some samplers are told with the first step whether to add noise: then the schedule is another."""
+        if self._watch is not None and self._watch.arguments is not None:
+            self.sampling, self.schedule = self._plan(self._watch.arguments)
+            self._watch = None
+
+    def history(self, call: int, arguments: dict[str, Any]) -> History | None:
+        """Of this call in the steps before; a new one where the call is conditioned on something else."""
+        if not self.schedule.skips:
+            return None
+        if self._conditions.setdefault(call, Conditions()).changed(arguments, self._adapters.state()):
+            self._histories[call] = History()
+        return self._histories[call]
+
+    def run(self, step: int) -> None:
+        """Take note of a step that runs; of each of its calls."""
+        self.turn += step != self._last
+        self._last = step
+
+    def end(self) -> None:
+        """Leave nothing behind on the scheduler."""
+        if self._watch is not None:
+            self._watch.remove()
+
+    def _plan(self, step_arguments: dict[str, Any]) -> tuple[Sampling, Schedule]:
+        sampling = sampling_of(self._scheduler, step_arguments)
+        return sampling, make_schedule(self._config, self._steps, sampling, self._obstacle)

@@ -1,0 +1,234 @@
+"""Whether sampling is deterministic, and by what kind of solver: asked of a pipeline's scheduler.
+
+A model's output can be forecast along a smooth path. Fresh noise at every step leaves no such path, so a
+scheduler that is not known here counts as one that adds noise.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+FIRST_ORDER, MULTISTEP = "first-order", "multistep"
+TWO_CALLS = "two calls a step"  # or more: the model is also called at points between two steps
+
+Settings = Mapping[str, Any]  # a scheduler's config, with the arguments of its `step` on top
+NoiseRule = Callable[[Any, Settings], "str | None"]  # (scheduler, settings): why noise comes in, if it does
+SolverRule = Callable[[Settings], str]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    scheduler: str  # name of the class; "" without a scheduler
+    noise: str | None  # why fresh noise comes in, as in "eta=0.3 adds noise at every step"; None: it doesn't
+    solver: str  # FIRST_ORDER, MULTISTEP or TWO_CALLS
+    known: bool  # False for classes that are not diffusers', or newer than the table below
+
+    @property
+    def deterministic(self) -> bool:
+        return self.noise is None
+
+
+def sampling_of(scheduler: Any, step_arguments: Mapping[str, Any] = {}) -> Sampling:
+    """How a scheduler samples when its `step` is called with these arguments, and otherwise its defaults."""
+    if scheduler is None:
+        return Sampling("", "there is no scheduler to tell whether noise is added", FIRST_ORDER, known=False)
+    name = type(scheduler).__name__
+    rules = _rules(scheduler)
+    if rules is None:
+        reason = f"{name} is not known and may add noise at every step"
+        return Sampling(name, reason, TWO_CALLS if getattr(scheduler, "order", 1) > 1 else FIRST_ORDER, False)
+    solver, noise = rules
+    settings = ChainMap(dict(step_arguments), _step_defaults(scheduler), dict(scheduler.config))
+    return Sampling(
+        name, noise(scheduler, settings), solver if isinstance(solver, str) else solver(settings), True
+    )
+
+
+def watch_first_step(scheduler: Any) -> FirstStepWatch | None:
+    """Note the arguments of the scheduler's next step; None where they don't decide about noise."""
+    rules = _rules(scheduler)
+    if (
+        rules is None
+        or rules[1] not in STEP_RULES
+        or not STEP_RULES[rules[1]] & set(_step_defaults(scheduler))
+    ):
+        return None
+    watch = vars(scheduler).get("step") or FirstStepWatch(scheduler)  # two models may share a scheduler
+    watch.arguments = None
+    return watch
+
+
+class FirstStepWatch:
+    """Takes the place of `scheduler.step` for one call, and notes its arguments that decide about noise.
+
+    A model never sees these. A copy of the scheduler gets a watch of its own.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.arguments: dict[str, Any] | None = None  # None until the step; no tensors are kept alive
+        self.__signature__ = inspect.signature(scheduler.step)  # pipelines look there for `eta`
+        scheduler.step = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.remove()
+        result = type(self.scheduler).step(self.scheduler, *args, **kwargs)
+        given = self.__signature__.bind(*args, **kwargs).arguments
+        self.arguments = {name: given[name] for name in set().union(*STEP_RULES.values()) if name in given}
+        return result
+
+    def remove(self) -> None:
+        if vars(self.scheduler).get("step") is self:
+            del self.scheduler.step
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FirstStepWatch:
+        # panoramas copy a scheduler's `__dict__` alone, and put it back into the same scheduler
+        if id(vars(self.scheduler)) in memo and id(self.scheduler) not in memo:
+            return self
+        memo[id(self)] = twin = copy.copy(self)
+        twin.scheduler = copy.deepcopy(self.scheduler, memo)
+        return twin
+
+
+def _rules(scheduler: Any) -> tuple[str | SolverRule, NoiseRule] | None:
+    """None for a class of the user's, also a subclass, and where somebody has replaced `step`."""
+    if type(scheduler).__module__.split(".")[0] != "diffusers":
+        return None
+    if not isinstance(vars(scheduler).get("step"), FirstStepWatch | None):
+        return None
+    return SCHEDULERS.get(type(scheduler).__name__)
+
+
+def _step_defaults(scheduler: Any) -> dict[str, Any]:
+    step = getattr(type(scheduler), "step", None)
+    parameters = inspect.signature(step).parameters.values() if step else ()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
+
+
+def _none(scheduler: Any, settings: Settings) -> str | None:
+    return None
+
+
+def _always(name: str) -> NoiseRule:
+    def rule(scheduler: Any, settings: Settings) -> str | None:
+        return None if settings.get("s_noise") == 0 else f"{name} adds noise at every step"
+
+    return rule
+
+
+def _tokens(name: str) -> NoiseRule:
+    """Some settings always pick the likeliest token: no noise, but jumps that no forecast foresees."""
+    return lambda scheduler, settings: f"{name} draws tokens at every step"
+
+
+def _eta(scheduler: Any, settings: Settings) -> str | None:
+    adds = settings["eta"] > 0 and settings.get("s_noise") != 0
+    return f"eta={settings['eta']:g} adds noise at every step" if adds else None
+
+
+def _churn(scheduler: Any, settings: Settings) -> str | None:
+    adds = settings["s_churn"] > 0 and settings["s_noise"] != 0
+    return f"s_churn={settings['s_churn']:g} adds noise at every step" if adds else None
+
+
+def _sde(scheduler: Any, settings: Settings) -> str | None:
+    algorithm = settings["algorithm_type"]
+    return f"{algorithm} adds noise at every step" if algorithm.startswith("sde-") else None
+
+
+def _stochastic_sampling(scheduler: Any, settings: Settings) -> str | None:
+    return "stochastic_sampling adds noise at every step" if settings.get("stochastic_sampling") else None
+
+
+def _tau(scheduler: Any, settings: Settings) -> str | None:
+    # at all times, not at those of the generation, which are on the device
+    adds = any(scheduler.tau_func(time) > 0 for time in torch.arange(settings["num_train_timesteps"]))
+    return "SA-Solver adds noise at every step with tau > 0" if adds else None
+
+
+def _between_ode_limits(scheduler: Any, settings: Settings) -> str | None:
+    adds = settings["t_lim_ode_below"] <= settings["t_lim_ode"]
+    return "RFD4 adds noise at every step between its limits" if adds else None
+
+
+def _by_order(higher: str) -> SolverRule:
+    return lambda settings: higher if settings["solver_order"] > 1 else FIRST_ORDER
+
+
+def _runge_kutta_first(settings: Settings) -> str:
+    return MULTISTEP if settings["skip_prk_steps"] else TWO_CALLS
+
+
+def _with_corrector(settings: Settings) -> str:
+    return TWO_CALLS if settings["correct_steps"] > 0 else FIRST_ORDER
+
+
+def _helios(settings: Settings) -> str:
+    return MULTISTEP if settings["scheduler_type"] == "unipc" else FIRST_ORDER
+
+
+# the rules that read arguments of `step`, and which
+STEP_RULES: dict[NoiseRule, set[str]] = {_eta: {"eta"}, _churn: {"s_churn", "s_noise"}}
+
+# By name, since versions of diffusers differ in what they have. (FlowMatchEuler takes `s_churn`, and
+# CogVideoX DDIM and DPM take `eta`, but none of them reads it.)
+SCHEDULERS: dict[str, tuple[str | SolverRule, NoiseRule]] = {
+    "AmusedScheduler": (FIRST_ORDER, _tokens("Amused")),
+    "BlockRefinementScheduler": (FIRST_ORDER, _tokens("Block refinement")),
+    "CMStochasticIterativeScheduler": (FIRST_ORDER, _always("A consistency model")),
+    "CogVideoXDDIMScheduler": (FIRST_ORDER, _none),
+    "CogVideoXDPMScheduler": (MULTISTEP, _always("CogVideoX DPM")),
+    "ConsistencyDecoderScheduler": (FIRST_ORDER, _always("A consistency decoder")),
+    "CosineDPMSolverMultistepScheduler": (_by_order(MULTISTEP), _always("Cosine DPM++ SDE")),
+    "DDIMInverseScheduler": (FIRST_ORDER, _none),
+    "DDIMParallelScheduler": (FIRST_ORDER, _eta),
+    "DDIMScheduler": (FIRST_ORDER, _eta),
+    "DDPMParallelScheduler": (FIRST_ORDER, _always("DDPM")),
+    "DDPMScheduler": (FIRST_ORDER, _always("DDPM")),
+    "DDPMWuerstchenScheduler": (FIRST_ORDER, _always("DDPM")),
+    "DEISMultistepScheduler": (_by_order(MULTISTEP), _none),
+    "DPMSolverMultistepInverseScheduler": (_by_order(MULTISTEP), _sde),
+    "DPMSolverMultistepScheduler": (_by_order(MULTISTEP), _sde),
+    "DPMSolverSDEScheduler": (TWO_CALLS, _always("DPM++ SDE")),
+    "DPMSolverSinglestepScheduler": (_by_order(TWO_CALLS), _sde),
+    "DiscreteDDIMScheduler": (FIRST_ORDER, _tokens("Discrete DDIM")),
+    "EDMDPMSolverMultistepScheduler": (_by_order(MULTISTEP), _sde),
+    "EDMEulerScheduler": (FIRST_ORDER, _churn),
+    "EntropyBoundScheduler": (FIRST_ORDER, _tokens("Entropy bound")),
+    "EulerAncestralDiscreteScheduler": (FIRST_ORDER, _always("Euler ancestral")),
+    "EulerDiscreteScheduler": (FIRST_ORDER, _churn),
+    "FlowMapEulerDiscreteScheduler": (FIRST_ORDER, _none),
+    "FlowMatchEulerDiscreteScheduler": (FIRST_ORDER, _stochastic_sampling),
+    "FlowMatchHeunDiscreteScheduler": (TWO_CALLS, _churn),
+    "FlowMatchLCMScheduler": (FIRST_ORDER, _always("LCM")),
+    "HeliosDMDScheduler": (FIRST_ORDER, _none),  # goes back to the noise it started from
+    "HeliosScheduler": (_helios, _none),
+    "HeunDiscreteScheduler": (TWO_CALLS, _none),
+    "IPNDMScheduler": (MULTISTEP, _none),
+    "KDPM2AncestralDiscreteScheduler": (TWO_CALLS, _always("KDPM2 ancestral")),
+    "KDPM2DiscreteScheduler": (TWO_CALLS, _none),
+    "KarrasVeScheduler": (TWO_CALLS, _churn),
+    "LCMScheduler": (FIRST_ORDER, _always("LCM")),
+    "LMSDiscreteScheduler": (MULTISTEP, _none),
+    "LTXEulerAncestralRFScheduler": (FIRST_ORDER, _eta),
+    "MiniMaxH3Scheduler": (FIRST_ORDER, _none),
+    "PNDMScheduler": (_runge_kutta_first, _none),
+    "PiflowScheduler": (FIRST_ORDER, _none),
+    "RFD4ProteinaScheduler": (FIRST_ORDER, _between_ode_limits),
+    "RePaintScheduler": (FIRST_ORDER, _always("RePaint")),
+    "SASolverScheduler": (MULTISTEP, _tau),
+    "SCMScheduler": (FIRST_ORDER, _always("SCM")),
+    "ScoreSdeVeScheduler": (_with_corrector, _always("Score SDE-VE")),
+    "ScoreSdeVpScheduler": (FIRST_ORDER, _always("Score SDE-VP")),
+    "TCDScheduler": (FIRST_ORDER, _eta),
+    "UnCLIPScheduler": (FIRST_ORDER, _always("UnCLIP")),
+    "UniPCMultistepScheduler": (MULTISTEP, _none),  # at order 1 too: it corrects the last step by the next
+    "VQDiffusionScheduler": (FIRST_ORDER, _tokens("VQ diffusion")),
+}
