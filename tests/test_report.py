@@ -22,7 +22,7 @@ def test_report_counts_tokens_calls_and_time(pipe: DiffusionPipeline) -> None:
     assert report.sites and len({site.name for site in report.sites}) == len(report.sites)
     for site in report.sites:
         assert (site.kept, site.calls, site.dense_calls) == (site.tokens // 2, 3, 0)
-    assert report.model_calls == 3
+    assert report.model_calls == report.steps == {"run": 3, "forecast": 0}
     assert all(report.seconds[part] > 0 for part in ("plan", "merge", "unmerge"))
     assert sum(report.seconds[part] for part in ("plan", "merge", "unmerge")) < report.seconds["model"]
     assert 0 < report.overhead < 1
@@ -38,14 +38,15 @@ def test_report_is_plain_data_that_json_takes(pipe: DiffusionPipeline) -> None:
 
 
 def test_report_prints_a_table_with_a_row_for_sites_that_are_alike() -> None:
-    pipe = tomadiff.apply(make("sd1"), ratio=0.5)
+    pipe = tomadiff.apply(make("sd1"), ratio=0.5, dense_blocks=0)
     assert "not called yet" in str(tomadiff.report(pipe))
     draw(pipe)
     lines = str(tomadiff.report(pipe)).splitlines()
     assert "ratio=0.5" in lines[0]
-    assert lines[1].split() == ["kind", "level", "sites", "tokens", "kept", "calls", "left", "dense"]
-    assert lines[2].split() == ["block", "1", "3", "256", "128", "6", "0"]
-    assert lines[3].split() == ["block", "2", "4", "64", "32", "8", "0"]
+    assert lines[1] == "1 generation: 2 steps run, 0 forecast"
+    assert lines[2].split() == ["kind", "level", "sites", "tokens", "kept", "calls", "left", "dense"]
+    assert lines[3].split() == ["block", "1", "3", "256", "128", "6", "0"]
+    assert lines[4].split() == ["block", "2", "4", "64", "32", "8", "0"]
     assert "% of the model's" in lines[-1]
 
 

@@ -661,7 +661,7 @@ def test_cache_dit_goes_on_and_off_in_any_order(name: str, where: str) -> None:
 
 def test_auto_does_not_measure_beside_cache_dit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOMADIFF_CACHE", str(tmp_path))
-    pipe = tomadiff.apply(make("flux"), "auto")
+    pipe = tomadiff.apply(make("flux"), ratio="auto")
     with cached_by_cache_dit(pipe), pytest.raises(ConfigError, match="measure beside a cache"):
         draw(pipe)
 

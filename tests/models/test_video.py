@@ -254,7 +254,7 @@ def test_both_models_of_a_pipeline_are_merged_and_set_free(model: nn.Module) -> 
     with tomadiff.merged(pipe, ratio=0.5):
         merged = draw(pipe, wan)
         report = tomadiff.report(pipe)
-        assert report.model_calls == 4, "with guidance, two in each step"
+        assert report.model_calls["run"] == 4, "with guidance, two in each step"
         calls = {site.name: (site.tokens, site.kept, site.calls) for site in report.sites}
         assert calls == dict.fromkeys(
             ("blocks.0", "blocks.1", "transformer_2.blocks.0", "transformer_2.blocks.1"), (128, 64, 2)
@@ -278,7 +278,9 @@ def test_the_second_model_may_be_alone(model: nn.Module) -> None:
     pipe = tomadiff.apply(taking_turns(None, model, boundary=2.0), ratio=0.5)
     draw(pipe, wan)
     report = tomadiff.report(pipe)
-    assert report.model_calls == 4 and {(site.tokens, site.kept) for site in report.sites} == {(128, 64)}
+    assert report.model_calls["run"] == 4 and {(site.tokens, site.kept) for site in report.sites} == {
+        (128, 64)
+    }
 
 
 # -- frames that take turns --------------------------------------------------------------------------------

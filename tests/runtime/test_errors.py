@@ -131,7 +131,7 @@ def test_a_refused_change_keeps_what_was_applied() -> None:
 
 @pytest.mark.parametrize("model", [AutoencoderKL, UNet2DModel])
 def test_models_that_cannot_be_merged_are_refused_with_the_reason(model: Any) -> None:
-    with pytest.raises(UnsupportedModelError, match="can't be (merged|made faster): it"):
+    with pytest.raises(UnsupportedModelError, match=r"can't be (merged|made faster): it"):
         tomadiff.apply(model())
 
 

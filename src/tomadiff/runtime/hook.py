@@ -99,6 +99,9 @@ class SiteHook(ModelHook):
         if not self.site.path:
             self.region.take(module)
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a model with tomadiff on it can't be pickled: call tomadiff.remove first")
+
     def settle(self) -> None:
         """Stay in place: diffusers, taking a hook off from under ours, puts what is left in our place."""
         if self.fn_ref.forward is not self.forward:

@@ -87,7 +87,9 @@ def detach(session: Session) -> None:
     """Take a session off its model, or what there is of it, and leave nothing behind."""
     model = session.model
     if model._compiled_call_impl is session:
-        model._compiled_call_impl = session.compiled
+        del model._compiled_call_impl
+        if session.compiled is not None:
+            model._compiled_call_impl = session.compiled
     while session.handles:
         session.handles[-1].remove()
         session.handles.pop()

@@ -143,9 +143,6 @@ class Session:
         for hook in self.sites:
             hook.run.clear()
 
-    def __reduce__(self) -> Any:
-        raise TypeError("a model with tomadiff on it can't be pickled: call tomadiff.remove first")
-
     def _find_sites(self) -> None:
         try:
             if self.family is None:

@@ -24,8 +24,12 @@ from .embedded import EMBEDDED, load_embedded
 from .pipelines import EmojiPipeline
 
 PROMPTS = ("hot dog", "pizza", "fox", "palm tree")
-RATIOS = (0.0, 0.25, 0.5, 0.75)
 STEPS = 24
+WAYS: dict[str, tomadiff.Config] = {
+    "dense": tomadiff.Config(ratio=0),
+    "apply(pipe)": tomadiff.Config(),
+    "ratio 0.5": tomadiff.Config(ratio=0.5),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Draw a few prompts with the embedded models, dense and at three ratios, from the same noise."""
-    ways = {f"ratio {ratio}" if ratio else "dense": tomadiff.Config(ratio=ratio) for ratio in RATIOS}
+    """Draw a few prompts with the embedded models: dense, by default, and merged, from the same noise."""
+    ways = dict(WAYS)
     files = {path: load_settings(path) for path in args.settings}
     stems = [*ways, *(path.stem for path in files)]  # a title each, also where files share a name
     ways |= {
@@ -78,7 +82,7 @@ def show(
     draw(pipe, Request(prompts[0], steps=1))  # warm up
     pictures: list[list[Image.Image]] = []
     seconds: list[list[float]] = []
-    kept: dict[str, str] = {}
+    did: dict[str, str] = {}  # steps that ran, and on how many tokens
     for number, request in enumerate(requests, 1):
         print(f"\r{name}: {number}/{len(requests)} {request.prompt:20}", end="", flush=True)
         row = []
@@ -86,14 +90,15 @@ def show(
             with tomadiff.merged(pipe, config):
                 row.append(draw(pipe, request))
                 report = tomadiff.report(pipe)
-                finest = max(report.sites, key=lambda site: site.tokens)
-                kept[title] = f"{finest.kept} of {finest.tokens}"
+            ran = report.steps["run"]
+            tokens = max((site.kept for site in report.sites if site.kept < site.tokens), default=None)
+            did[title] = f"{ran} of {steps}" + (f" on {tokens} tokens" if tokens else "")
         pictures.append([picture for picture, _ in row])
         seconds.append([took for _, took in row])
     threads = torch.get_num_threads()
     plural = "" if threads == 1 else "s"
     print(f"\r{name} ({report.model}), {steps} steps, {threads} thread{plural}".ljust(50))
-    scores = table(pictures, seconds, kept)
+    scores = table(pictures, seconds, did)
     captions = [[""] + [f"{value:.1f} dB" for value in row] for row in scores]
     big = [[picture.resize((128, 128), Image.Resampling.NEAREST) for picture in row] for row in pictures]
     settings = {"model": name, "prompts": prompts, "seed": 1, "steps": steps}
@@ -111,13 +116,13 @@ def show(
 
 
 def table(
-    pictures: list[list[Image.Image]], seconds: list[list[float]], kept: dict[str, str]
+    pictures: list[list[Image.Image]], seconds: list[list[float]], did: dict[str, str]
 ) -> list[list[float]]:
-    """Print tokens, time and fidelity for each way; returns PSNR to dense, prompts by ways."""
-    width = max(map(len, kept))
-    print(f"  {'':{width}}  finest tokens  s / image  speed-up  PSNR to dense   SSIM")
+    """Print steps, time and fidelity for each way; returns PSNR to dense, prompts by ways."""
+    width, wide = max(map(len, did)), max(map(len, did.values()))
+    print(f"  {'':{width}}  {'steps run':>{wide}}  s / image  speed-up  PSNR to dense   SSIM")
     scores = []
-    for column, title in enumerate(kept):
+    for column, title in enumerate(did):
         took = statistics.median(row[column] for row in seconds)
         speedup = statistics.median(row[0] / row[column] for row in seconds)
         dense, merged = (as_tensor([row[at] for row in pictures]) for at in (0, column))
@@ -127,5 +132,5 @@ def table(
             quality = f"{decibels.mean():10.1f} dB  {structure.mean():.3f}"
         else:
             quality = "             -      -"
-        print(f"  {title:{width}}  {kept[title]:>13}  {took:9.2f}  {speedup:7.2f}x  {quality}")
+        print(f"  {title:{width}}  {did[title]:>{wide}}  {took:9.2f}  {speedup:7.2f}x  {quality}")
     return [list(row) for row in zip(*scores)]
