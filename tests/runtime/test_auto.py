@@ -177,7 +177,7 @@ def test_what_can_not_be_measured_is_refused_until_it_was() -> None:
     model.compile(backend="eager")
     with pytest.raises(ConfigError, match="compile"):
         draw(pipe)
-    model._compiled_call_impl = None
+    model._tomadiff.compiled = None
     draw(pipe)
     model.enable_cache(FirstBlockCacheConfig(threshold=0.1))
     assert draw(pipe).isfinite().all(), "now it is known"

@@ -67,21 +67,27 @@ class Session:
     @torch.compiler.disable(recursive=False)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """In the place of the model: run it, or forecast what it would give."""
-        call = self._begin(args, kwargs)
-        if call.skipped:
-            _compiled_frame(ZERO)
-            return call.output
+        self._enter()
         try:
-            output = (self.compiled or self.model._call_impl)(*args, **kwargs)
+            call = self._begin(args, kwargs)
+            if call.skipped:
+                _compiled_frame(ZERO)
+            else:
+                call.output = (self.compiled or self.model._call_impl)(*args, **kwargs)
+            self._end(call)
         except BaseException:
             self._broke_off()
             raise
-        self._end(call, output)
-        return output
+        return call.output
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """As `model.compile`, which is about what is inside of this."""
         self.compiled = torch.compile(self.model._call_impl, *args, **kwargs)
+
+    @torch.compiler.disable
+    def _enter(self) -> None:
+        if self.trial is None and not self.guard.enter():
+            self.forget()
 
     @torch.compiler.disable
     def _begin(self, args: tuple, kwargs: dict[str, Any]) -> ModelCall:
@@ -95,7 +101,6 @@ class Session:
         call = ModelCall(generation.history(clock.call, self._conditions(arguments)))
         if call.history is not None and call.history.ready and not generation.schedule.runs(clock.step):
             call.skipped, call.output = True, call.history.forecast(clock.step)
-            self.guard.leave()
         else:
             generation.run(clock.step)
             self._prepare_sites(arguments)
@@ -103,18 +108,19 @@ class Session:
         return call
 
     @torch.compiler.disable
-    def _end(self, call: ModelCall, output: Any) -> None:
+    def _end(self, call: ModelCall) -> None:
         """Learn from the output, and see that all tokens came back."""
-        self.state.end_call()
-        if call.history is not None:
-            call.history.add(self.state.clock.step, output)
+        if not call.skipped:
+            self.state.end_call()
+            self.state.times.end_call()
+            if call.history is not None:
+                call.history.add(self.state.clock.step, call.output)
+            for hook in self.sites:
+                if hook.ran:
+                    hook.count()
+            self._check_tokens_came_back()
         if self.trial is None:
             self.guard.leave()
-        self.state.times.end_call()
-        for hook in self.sites:
-            if hook.ran:
-                hook.count()
-        self._check_tokens_came_back()
 
     @torch.compiler.disable
     def _broke_off(self) -> None:
@@ -158,8 +164,6 @@ class Session:
 
     def _take_a_step(self, arguments: Call) -> None:
         """Or make one more call of the same step, or begin a generation: the clock tells."""
-        if not self.guard.enter():
-            self.forget()
         clock = self.state.clock
         generation = clock.generation
         clock.tick(arguments.get(self.time), arguments.get(self.parameters[0]))
