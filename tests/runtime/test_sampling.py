@@ -342,6 +342,20 @@ def test_a_step_function_that_somebody_kept_goes_on_working() -> None:
     assert scheduler.step_index == 4
 
 
+def test_a_wrapper_around_the_watch_is_called_once_a_step() -> None:
+    scheduler, watch = watched()
+    seen = []
+
+    def wrapper(*args: Any) -> Any:
+        seen.append(args)
+        return watch(*args)
+
+    scheduler.step = wrapper
+    one_step(scheduler, 2.0)
+    assert len(seen) == 1 and watch.arguments == {"s_churn": 2.0}
+    assert scheduler.step is wrapper
+
+
 @pytest.mark.parametrize("of_the_pipeline", [False, True], ids=["scheduler", "pipeline"])
 def test_a_copy_steps_by_itself_and_has_a_watch_of_its_own(of_the_pipeline: bool) -> None:
     pipe = make("sd1")
@@ -366,13 +380,12 @@ def test_panoramas_that_copy_the_schedulers_state_alone_draw_the_same() -> None:
         pipe = make("sd1")
         pipe = StableDiffusionPanoramaPipeline(**pipe.components, requires_safety_checker=False)
         pipe.set_progress_bar_config(disable=True)
-        pipe.scheduler = DDIMScheduler()
         pipe.get_views = functools.partial(pipe.get_views, window_size=8, stride=8)
         if watching:
             assert watch_first_step(pipe.scheduler)
         call = {"prompt_embeds": text(0)[0], "negative_prompt_embeds": text(1)[0], "output_type": "latent"}
         size = {"height": 64, "width": 128, "num_inference_steps": 2}
-        return pipe(**call, **size, eta=0.5, generator=seeded()).images
+        return pipe(**call, **size, generator=seeded()).images
 
     assert torch.equal(pictures(watching=True), pictures(watching=False))
 
