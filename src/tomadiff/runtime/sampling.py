@@ -52,11 +52,8 @@ def sampling_of(scheduler: Any, step_arguments: Mapping[str, Any] = {}) -> Sampl
 def watch_first_step(scheduler: Any) -> FirstStepWatch | None:
     """Note the arguments of the scheduler's next step; None where they don't decide about noise."""
     rules = _rules(scheduler)
-    if (
-        rules is None
-        or rules[1] not in STEP_RULES
-        or not STEP_RULES[rules[1]] & set(_step_defaults(scheduler))
-    ):
+    read = STEP_RULES.get(rules[1]) if rules else None
+    if not read or not read & set(_step_defaults(scheduler)):
         return None
     watch = vars(scheduler).get("step") or FirstStepWatch(scheduler)  # two models may share a scheduler
     watch.arguments = None
