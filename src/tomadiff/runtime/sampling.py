@@ -39,26 +39,21 @@ def sampling_of(scheduler: Any, step_arguments: Mapping[str, Any] = {}) -> Sampl
     """How a scheduler samples when its `step` is called with these arguments, and otherwise its defaults."""
     if scheduler is None:
         return Sampling("", "there is no scheduler to tell whether noise is added", FIRST_ORDER, known=False)
-    name = type(scheduler).__name__
-    rules = _rules(scheduler)
+    name, rules = type(scheduler).__name__, _rules(scheduler)
     if rules is None:
-        reason = f"{name} is not known and may add noise at every step"
-        return Sampling(name, reason, TWO_CALLS if getattr(scheduler, "order", 1) > 1 else FIRST_ORDER, False)
-    solver, noise = rules
+        solver = TWO_CALLS if getattr(scheduler, "order", 1) == 2 else FIRST_ORDER
+        return Sampling(name, f"{name} is not known and may add noise at every step", solver, known=False)
+    solver_rule, noise_rule = rules
     settings = ChainMap(dict(step_arguments), _step_defaults(scheduler), dict(scheduler.config))
-    return Sampling(
-        name, noise(scheduler, settings), solver if isinstance(solver, str) else solver(settings), True
-    )
+    solver = solver_rule if isinstance(solver_rule, str) else solver_rule(settings)
+    return Sampling(name, noise_rule(scheduler, settings), solver, known=True)
 
 
 def watch_first_step(scheduler: Any) -> FirstStepWatch | None:
     """Note the arguments of the scheduler's next step; None where they don't decide about noise."""
     rules = _rules(scheduler)
-    if (
-        rules is None
-        or rules[1] not in STEP_RULES
-        or not STEP_RULES[rules[1]] & set(_step_defaults(scheduler))
-    ):
+    read = STEP_RULES.get(rules[1]) if rules else None
+    if not read or not read & set(_step_defaults(scheduler)):
         return None
     watch = vars(scheduler).get("step") or FirstStepWatch(scheduler)  # two models may share a scheduler
     watch.arguments = None
@@ -79,6 +74,7 @@ class FirstStepWatch:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.remove()
+        # not `self.scheduler.step`, which may be a wrapper that somebody has put around this watch
         result = type(self.scheduler).step(self.scheduler, *args, **kwargs)
         given = self.__signature__.bind(*args, **kwargs).arguments
         self.arguments = {name: given[name] for name in set().union(*STEP_RULES.values()) if name in given}
