@@ -17,18 +17,18 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def alike(a: Tensor, b: Tensor) -> bool:
+def alike(a: Tensor, b: Tensor, atol: float = 1e-3) -> bool:
     """Up to what rounding does to a plan, which a sharp assignment makes larger."""
-    return torch.allclose(a, b, rtol=1e-3, atol=1e-3)
+    return torch.allclose(a, b, rtol=1e-3, atol=atol)
 
 
-def mostly_alike(a: Tensor, b: Tensor) -> bool:
+def mostly_alike(a: Tensor, b: Tensor, atol: float = 1e-3) -> bool:
     """a, b: [B, ...]. Whether at least half of the samples are alike.
 
     All are, unless two tokens are almost equally good as a destination. Then rounding decides between them,
     and another destination changes the output of a tiny model by up to half of what merging does.
     """
-    return a.shape == b.shape and 2 * sum(map(alike, a, b)) >= len(a) > 1
+    return a.shape == b.shape and 2 * sum(alike(*pair, atol) for pair in zip(a, b)) >= len(a) > 1
 
 
 def state(model: nn.Module) -> dict[str, set[str]]:

@@ -152,9 +152,10 @@ def tensors(collect: bool = True) -> list[Tensor]:
 
 
 def resident() -> int:
-    """Bytes of memory that the process holds, without what it could give back."""
+    """Bytes of memory that the process holds, without what it or the system could give back."""
     ctypes.CDLL(None).malloc_trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line)
+    return int(line.split()[1]) * 1024
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
