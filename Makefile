@@ -14,7 +14,7 @@ test: $(VENV)/ready lint
 
 # The oldest diffusers that is supported, in an environment of its own. Models that it lacks are skipped.
 OLDEST := .venv-oldest
-OLDEST_TESTS := tests/core tests/models tests/test_report.py tests/test_remember.py \
+OLDEST_TESTS := tests/core tests/models tests/test_report.py \
 	$(addprefix tests/runtime/test_,promises.py compile.py errors.py clock.py)
 test-oldest: $(OLDEST)/ready
 	$(OLDEST)/bin/python -m pytest -n 2 $(OLDEST_TESTS)

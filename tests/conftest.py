@@ -1,7 +1,12 @@
 from __future__ import annotations
 
-import fcntl
 import os
+
+# Tiny models: more threads only wait for each other. torch reads this once, when it is imported, for threads
+# that tests start; the commands that they start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import fcntl
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +19,7 @@ from pipelines import MAKERS, make
 
 from tomadiff.tools.evaluate.weights import WEIGHTS, fetch
 
-torch.set_num_threads(1)  # tiny models: more threads only wait for each other
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for commands that tests start
+torch.set_num_threads(1)  # whatever the environment says
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: beside other tests, Ray hardly starts
 # the same examples in every run, and no folder of them; --hypothesis-profile default looks for others
 hypothesis.settings.register_profile("steady", derandomize=True, database=None)

@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from comparison import mostly_alike
+from torch import Tensor
+
 from tomadiff.tools.evaluate.engines import local
-from tomadiff.tools.evaluate.job import REFERENCE, Job
+from tomadiff.tools.evaluate.job import REFERENCE, Job, decode
 from tomadiff.tools.evaluate.store import Store, read_rows
 
 WAYS = (REFERENCE, ("tomadiff", 0.5), ("tomesd", 0.5))
@@ -34,10 +38,20 @@ def fill(store: Store, prompts: list[str] = PROMPTS, seeds: tuple[int, ...] = (0
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a folder, without what differs from run to run."""
-    differs = ("seconds", "painter")
+    """The rows of a folder, without what differs from run to run, or by rounding."""
+    differs = ("seconds", "painter", "sha256")
     rows = [{k: v for k, v in row.items() if k not in differs} for row in read_rows(folder / "rows.jsonl")]
     return sorted(rows, key=lambda row: row["file"])
+
+
+def pictures_of(folder: Path) -> Tensor:
+    """[B, 3, H, W], in the order of the rows"""
+    return torch.stack([decode((folder / row["file"]).read_bytes()) for row in rows_of(folder)])
+
+
+def same_pictures(a: Path, b: Path) -> bool:
+    """Of the same rows; a colour that is rounded otherwise is the next of 255."""
+    return rows_of(a) == rows_of(b) and mostly_alike(pictures_of(a), pictures_of(b), atol=2 / 255)
 
 
 def lines_of(folder: Path) -> dict[str, dict[str, Any]]:

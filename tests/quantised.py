@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from comparison import distance, mostly_alike
 from pipelines import denoiser, draw, make
-from torch import Tensor
 from torchao.quantization import (
     Int8DynamicActivationInt8WeightConfig,
     Int8Tensor,
@@ -14,10 +14,6 @@ from torchao.quantization import (
 )
 
 import tomadiff
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    return float((a - b).norm() / b.norm())
 
 
 @pytest.mark.parametrize(
@@ -39,10 +35,11 @@ def test_quantised_layers_run_on_merged_tokens(name: str, where: str, config: ty
     assert all(isinstance(layer.weight, Int8Tensor) for layer in layers)
     quantised = draw(pipe)
     both = draw(tomadiff.apply(pipe, ratio=0.5, where=where))
+    more = draw(pipe, seeds=(0, 1, 2))
     assert all(site.kept < site.tokens for site in tomadiff.report(pipe).sites)
     assert 1e-4 < distance(both, merged) < 0.05 and distance(both, quantised) > 1e-3
     tomadiff.remove(pipe)
     assert torch.equal(draw(pipe), quantised)
     twin = tomadiff.apply(make(name), ratio=0.5, where=where)
     quantize_(denoiser(twin), config())
-    assert torch.equal(draw(twin), both), "in either order"
+    assert mostly_alike(draw(twin, seeds=(0, 1, 2)), more), "in either order"

@@ -15,6 +15,7 @@ import accelerate
 import cache_dit
 import pytest
 import torch
+from comparison import mostly_alike
 from DeepCache import DeepCacheSDHelper
 from diffusers import (
     ControlNetModel,
@@ -142,18 +143,23 @@ def test_a_lora_acts_on_merged_tokens_alike_before_and_after_apply_and_comes_off
     name: str, where: str
 ) -> None:
     weights, pipe = lora(name), make(name)
-    dense, plain = draw(pipe), draw(tomadiff.apply(make(name), where=where))
+    run: Draw = lambda: draw(pipe, seeds=(0, 1))  # noqa: E731
+    dense = run()
+    tomadiff.apply(pipe, where=where)
+    plain = run()
+    tomadiff.remove(pipe)
     pipe.load_lora_weights(dict(weights))
-    loaded_before = check(pipe, lambda: draw(pipe), where=where)
+    loaded_before = check(pipe, run, where=where)
     assert distance(loaded_before, plain) > 1e-3, "the LoRA changes the merged picture"
     pipe.unload_lora_weights()
     tomadiff.apply(pipe, where=where)
-    assert torch.equal(draw(pipe), plain)
+    assert torch.equal(run(), plain)
     pipe.load_lora_weights(dict(weights))
-    assert torch.equal(draw(pipe), loaded_before)
+    assert mostly_alike(run(), loaded_before)
     pipe.unload_lora_weights()
-    assert torch.equal(draw(pipe), plain), "unloading gives back the merged picture"
-    assert torch.equal(draw(tomadiff.remove(pipe)), dense)
+    assert torch.equal(run(), plain), "unloading gives back the merged picture"
+    tomadiff.remove(pipe)
+    assert torch.equal(run(), dense)
 
 
 @pytest.mark.parametrize("name", ["sd1", "sdxl", "sd3", "flux"])
@@ -290,11 +296,13 @@ def test_an_ip_adapter_acts_on_merged_tokens_alike_before_and_after_apply(name: 
         return draw(pipe, **images)
 
     load(pipe)
-    loaded_before = check(pipe, lambda: run(pipe), where=where)
-    pipe = tomadiff.apply(make(name), where=where)
-    load(pipe)
-    assert torch.equal(run(pipe), loaded_before)
-    assert distance(run(pipe, 1), loaded_before) > 1e-4, "another image, another picture"
+    check(pipe, lambda: run(pipe), where=where)
+    other = tomadiff.apply(make(name), where=where)
+    load(other)
+    tomadiff.apply(pipe, where=where)
+    before, after = (torch.cat([run(each, seed) for seed in (0, 1, 2)]) for each in (pipe, other))
+    assert mostly_alike(before, after)
+    assert distance(after[0], after[1]) > 1e-4, "another image, another picture"
 
 
 KINDS = {
@@ -474,9 +482,10 @@ def test_guidance_may_end_on_the_way(name: str, settings: dict[str, Any]) -> Non
 @pytest.mark.parametrize(("name", "where"), UNETS)
 def test_attention_in_slices_gives_the_same_picture(name: str, where: str) -> None:
     pipe = tomadiff.apply(make(name), where=where)
-    whole = draw(pipe)
+    seeds = (0, 1, 2)
+    whole = draw(pipe, seeds)
     pipe.enable_attention_slicing(1)
-    torch.testing.assert_close(draw(pipe), whole, atol=1e-2, rtol=1e-2)
+    assert mostly_alike(draw(pipe, seeds), whole)
     assert reduced(pipe)
     tomadiff.remove(pipe)
     check(pipe, lambda: draw(pipe), where=where)
@@ -485,11 +494,12 @@ def test_attention_in_slices_gives_the_same_picture(name: str, where: str) -> No
 @pytest.mark.parametrize(("name", "where"), PAIRS)
 def test_attention_backends_can_be_chosen(name: str, where: str) -> None:
     pipe = make(name)
+    seeds = (0, 1, 2)
     tomadiff.apply(pipe, where=where)
-    default = draw(pipe)
+    default = draw(pipe, seeds)
     with attention_backend():  # set_attention_backend changes that of the whole process, too
         denoiser(pipe).set_attention_backend("_native_math")
-    torch.testing.assert_close(draw(pipe), default, atol=1e-2, rtol=1e-2)
+    assert mostly_alike(draw(pipe, seeds), default)
     assert reduced(pipe)
     tomadiff.remove(pipe)
     check(pipe, lambda: draw(pipe), where=where)
@@ -506,7 +516,8 @@ def test_models_are_offloaded_layer_by_layer(name: str, order: str, where: str) 
     call = bare_call(model)
     with torch.no_grad():
         dense = model(**call)[0]
-        merged = tomadiff.apply(denoiser(make(name)), where=where)(**call)[0]
+        merged = tomadiff.apply(model, where=where)(**call)[0]
+        tomadiff.remove(model)
         if order == "after":
             tomadiff.apply(model, where=where)
         accelerate.cpu_offload(model, torch.device("cpu"))
@@ -543,8 +554,9 @@ def test_models_are_offloaded_in_groups(name: str, level: str, order: str) -> No
     offload = {"onload_device": cpu, "offload_device": cpu, "offload_type": level}
     offload |= {"num_blocks_per_group": 1} if level == "block_level" else {}
     where = "block" if (name, level) == ("flux", "block_level") else "span"
-    merged = draw(tomadiff.apply(make(name), where=where))
     dense = draw(pipe)
+    merged = draw(tomadiff.apply(pipe, where=where))
+    tomadiff.remove(pipe)
     if order == "after":
         tomadiff.apply(pipe)
     denoiser(pipe).enable_group_offload(**offload)
@@ -569,14 +581,16 @@ def test_a_cache_around_blocks_goes_on_and_off_in_any_order(cache: Any) -> None:
     model = pipe.transformer
     run: Draw = lambda: draw(pipe, steps=4)  # noqa: E731
     dense = run()
+    tomadiff.apply(pipe)
+    merged = run()
+    tomadiff.remove(pipe)
     model.enable_cache(cache)
     cached = run()
     assert distance(cached, dense) > 1e-4
     with pytest.raises(ConfigError, match=r"enable_cache\(\) after it"):
         draw(tomadiff.apply(pipe))
     model.disable_cache()
-    merged = run()
-    assert torch.equal(merged, draw(tomadiff.apply(make("flux")), steps=4)), "merging survives the cache"
+    assert torch.equal(run(), merged), "merging survives the cache"
     model.enable_cache(cache)
     both = run()
     assert both.isfinite().all() and reduced(pipe)

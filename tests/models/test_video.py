@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from comparison import CHANGED, distance
+from comparison import CHANGED, distance, mostly_alike
 from diffusers import (
     ChronoEditTransformer3DModel,
     FlowMatchEulerDiscreteScheduler,
@@ -296,5 +296,5 @@ def test_frames_may_run_a_few_at_a_time(settings: dict[str, Any]) -> None:
         if frames:
             for block in (*pipe.unet.down_blocks, pipe.unet.mid_block, *pipe.unet.up_blocks):
                 pipe._enable_split_inference_attentions_(block.attentions, frames)
-        pictures.append(draw(pipe, case))
-    torch.testing.assert_close(*pictures, atol=1e-3, rtol=1e-3)
+        pictures.append(torch.cat([draw(pipe, case, (seed,)) for seed in (0, 1, 2)]))
+    assert mostly_alike(*pictures)

@@ -13,6 +13,7 @@ from typing import Any
 import accelerate
 import pytest
 import torch
+from comparison import alike, mostly_alike, state
 from diffusers import (
     DDIMScheduler,
     DDPMScheduler,
@@ -43,11 +44,6 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max())
 
 
-def state(model: nn.Module) -> dict[str, set[str]]:
-    """The attributes of every module: what a patch could leave behind."""
-    return {name: set(vars(module)) for name, module in model.named_modules()}
-
-
 # -- on and off --------------------------------------------------------------------------------------------
 
 
@@ -69,17 +65,12 @@ def test_ratio_zero_equals_the_unpatched_model(pipe: DiffusionPipeline, settings
 
 
 def test_applying_again_replaces(pipe: DiffusionPipeline) -> None:
-    tomadiff.apply(pipe, ratio=0.25)
     once = draw(tomadiff.apply(pipe, ratio=0.5))
-    assert torch.equal(draw(tomadiff.apply(make_like(pipe), ratio=0.5)), once)
+    tomadiff.apply(pipe, ratio=0.25)
+    assert torch.equal(draw(tomadiff.apply(pipe, ratio=0.5)), once)
     tomadiff.apply(pipe, where="module")
     tomadiff.remove(pipe)
     assert not hasattr(denoiser(pipe), "_tomadiff")
-
-
-def make_like(pipe: DiffusionPipeline) -> DiffusionPipeline:
-    twin = copy.deepcopy(pipe)
-    return tomadiff.remove(twin)
 
 
 def test_merged_ends_with_the_block_also_after_an_exception(pipe: DiffusionPipeline) -> None:
@@ -100,11 +91,12 @@ def test_merged_restores_what_was_applied_before() -> None:
 
 
 def test_merged_ends_on_its_models_also_where_the_pipeline_got_others() -> None:
-    pipe = tomadiff.apply(make("sd1"), ratio=0.25)
-    unet, quarter = pipe.unet, draw(pipe)
+    pipe = make("sd1")
+    unet, dense = pipe.unet, draw(pipe)
+    quarter = draw(tomadiff.apply(pipe, ratio=0.25))
     with tomadiff.merged(pipe, ratio=0.5):
         pipe.unet = make("sd1").unet
-        dense = draw(pipe)
+        assert alike(draw(pipe), dense), "the new one is not merged"
     pipe.unet = unet
     assert torch.equal(draw(pipe), quarter)
     assert torch.equal(draw(tomadiff.remove(pipe)), dense)
@@ -162,10 +154,8 @@ def test_a_sample_does_not_depend_on_its_batch(name: str, settings: dict[str, An
     if name == "sd3" and "weigh_keys" in settings:
         pytest.skip("SD3's attention takes no mask")
     pipe = tomadiff.apply(make(name), **settings)
-    together = draw(pipe, seeds=(0, 1, 2))
-    atol = 1e-3  # what rounding does to a plan, a sharp assignment makes larger
-    for place, seed in enumerate((0, 1, 2)):
-        torch.testing.assert_close(draw(pipe, seeds=(seed,))[0], together[place], atol=atol, rtol=1e-3)
+    alone = torch.cat([draw(pipe, seeds=(seed,)) for seed in (0, 1, 2)])
+    assert mostly_alike(alone, draw(pipe, seeds=(0, 1, 2)))
 
 
 # -- tokens ------------------------------------------------------------------------------------------------
@@ -268,13 +258,13 @@ def test_generations_in_a_row_do_not_disturb_each_other(
     name: str, settings: dict[str, Any], whole: bool
 ) -> None:
     """Sizes, step counts, batch sizes and guidance change, and each picture is as if it were the first."""
-    used = make(name)
-    tomadiff.apply(used if whole else denoiser(used), ratio=0.5, **settings)
-    for generation in GENERATIONS:
-        image = draw(used, **generation)
-        fresh = make(name)
-        tomadiff.apply(fresh if whole else denoiser(fresh), ratio=0.5, **settings)
-        assert torch.equal(image, draw(fresh, **generation)), generation
+    pipe = make(name)
+    target = pipe if whole else denoiser(pipe)
+    tomadiff.apply(target, ratio=0.5, **settings)
+    images = [draw(pipe, **generation) for generation in GENERATIONS]
+    for generation, image in zip(GENERATIONS, images):
+        tomadiff.apply(target, ratio=0.5, **settings)
+        assert torch.equal(draw(pipe, **generation), image), generation
 
 
 def test_plans_are_refreshed_on_schedule(pipe: DiffusionPipeline) -> None:
@@ -298,9 +288,7 @@ def test_guidance_in_separate_calls_has_plans_of_its_own() -> None:
     # with the same prompt on both sides, guidance must be without effect
     embeds, pooled = text(0)
     same = {"negative_prompt_embeds": embeds, "negative_pooled_prompt_embeds": pooled}
-    torch.testing.assert_close(
-        draw(pipe, guidance=5.0, **same), draw(pipe, guidance=1.0), atol=1e-4, rtol=1e-3
-    )
+    assert alike(draw(pipe, guidance=5.0, **same), draw(pipe, guidance=1.0))
 
 
 def test_own_plans_cost_one_for_each_block(pipe: DiffusionPipeline) -> None:
@@ -509,8 +497,9 @@ def test_runs_of_blocks_equal_blocks_one_by_one(name: str) -> None:
 
 def test_offloading_does_not_lose_the_count_of_generations() -> None:
     """Offload hooks replace the model's forward when they go on, and again at the end of every generation."""
-    pipe = make("sd1")
-    fresh = draw(tomadiff.apply(make("sd1"), ratio=0.5), seeds=(1,))
+    pipe = tomadiff.apply(make("sd1"), ratio=0.5)
+    fresh = draw(pipe, seeds=(1,))
+    tomadiff.remove(pipe)
     for order in ("before", "after"):
         hook = accelerate.hooks.CpuOffload("cpu")
         if order == "before":
@@ -626,15 +615,15 @@ def test_skipped_layers_do_not_leave_a_span_open() -> None:
 
 def test_deepcopy_of_a_patched_pipeline_is_patched_and_independent(pipe: DiffusionPipeline) -> None:
     tomadiff.apply(pipe, ratio=[(0.5, 0.5)])
-    image = draw(pipe)
+    image = draw(pipe, seeds=(0, 1, 2))
     twin = copy.deepcopy(pipe)
-    assert torch.equal(draw(twin), image)
+    assert mostly_alike(draw(twin, seeds=(0, 1, 2)), image)
     assert tomadiff.report(twin).model_calls["run"] > 0
     with torch.no_grad():
         for parameter in denoiser(twin).parameters():
             parameter.zero_()
-    assert torch.equal(draw(pipe), image), "the original has weights and hooks of its own"
-    assert distance(draw(twin), image) > 1e-3
+    assert torch.equal(draw(pipe, seeds=(0, 1, 2)), image), "the original has weights and hooks of its own"
+    assert distance(draw(twin, seeds=(0, 1, 2)), image) > 1e-3
     tomadiff.remove(twin)
     assert tomadiff.report(pipe).settings["ratio"] == ((0.5, 0.5),)
 
@@ -650,9 +639,10 @@ def test_a_patched_model_can_not_be_pickled_and_says_so(pipe: DiffusionPipeline)
 def test_save_pretrained_of_a_patched_pipeline_saves_the_plain_model(
     pipe: DiffusionPipeline, tmp_path: Path
 ) -> None:
-    dense = draw(pipe)
+    seeds = (0, 1, 2)
+    dense = draw(pipe, seeds)
     tomadiff.apply(pipe, ratio=0.5)
-    merged = draw(pipe)
+    merged = draw(pipe, seeds)
     pipe.save_pretrained(tmp_path)
     absent = {name: None for name, part in pipe.components.items() if part is None}
     loaded = type(pipe).from_pretrained(tmp_path, **absent)
@@ -661,9 +651,8 @@ def test_save_pretrained_of_a_patched_pipeline_saves_the_plain_model(
     assert weights.keys() == saved.keys()
     assert all(torch.equal(weights[key], saved[key]) for key in weights)
     # Weights at another address may be aligned otherwise, and then sums round otherwise.
-    torch.testing.assert_close(draw(loaded), dense, atol=1e-4, rtol=1e-4)
-    again = draw(tomadiff.apply(loaded, ratio=0.5))
-    assert (again - merged).abs().mean() < 0.1 * (merged - dense).abs().mean()
+    assert alike(draw(loaded, seeds), dense)
+    assert mostly_alike(draw(tomadiff.apply(loaded, ratio=0.5), seeds), merged)
 
 
 @pytest.mark.parametrize("preset", ["toma", "toma_once", "toma_tile", "toma_stripe"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tomesd
 import torch
+from comparison import alike
 from diffusers import DiffusionPipeline
 from pipelines import MAKERS, make, whole_pipeline
 from torch import Tensor, nn
@@ -278,4 +279,5 @@ def test_a_pipeline_from_a_folder_without_text_encoders_is_called_alike(tmp_path
     pipe.save_pretrained(tmp_path)
     loaded = load(str(tmp_path))
     mine, its = (capture(each, seeded(each)) for each in (pipe, loaded))
-    assert torch.equal(mine(0)[0], its(0)[0])
+    # up to rounding: what is loaded is a map of the file, and not aligned as what torch allocates
+    assert alike(mine(0)[0], its(0)[0])

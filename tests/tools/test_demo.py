@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -137,13 +139,17 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
 
 
 def tomadiff_command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tomadiff.tools.cli", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """As if typed in this folder; in this process, since a new one takes seconds to import torch."""
+    out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
+    os.chdir(folder)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            code = cli.main([*arguments])
+    except SystemExit as ended:  # of argparse
+        code = ended.code
+    finally:
+        os.chdir(before)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def test_generate_writes_a_picture_with_its_settings_inside(tmp_path: Path) -> None:
@@ -218,7 +224,6 @@ def test_bad_input_gets_one_clear_line_and_code_2(arguments: list[str], says: st
     done = tomadiff_command(*arguments, folder=tmp_path)
     assert done.returncode == 2
     assert says in done.stderr
-    assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("*.png"))
 
 

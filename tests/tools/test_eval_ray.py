@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from evaluations import JOB, PROMPTS, SMALL, fill, lines_of, rows_of
+from evaluations import JOB, PROMPTS, SMALL, fill, lines_of, same_pictures
 from ray.cluster_utils import Cluster as RayCluster
 
 from tomadiff.tools.cli import main
@@ -63,7 +63,7 @@ def test_a_cluster_draws_the_same_pictures_as_this_process(
     works = store.missing(PROMPTS, (0, 1))
     for drawing in engine.run(JOB, works, engine.Cluster(address, workers=4)):
         store.add(drawing)
-    assert rows_of(tmp_path / "there") == rows_of(tmp_path / "here")
+    assert same_pictures(tmp_path / "there", tmp_path / "here")
     said = "room for 2 of 4 workers: the cluster has nodes 2 x (1 CPUs, 0 GPUs), and a worker needs 1 CPUs"
     assert said in capsys.readouterr().err
     painters = {(row["prompt"], row["seed"]): set() for row in store.rows.values()}

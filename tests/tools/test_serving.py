@@ -222,9 +222,12 @@ def test_pictures_are_those_of_the_merged_pipeline_also_after_an_interrupted_one
     dense = pipe("hot dog", generator=torch.Generator().manual_seed(3), **asked).images
     tomadiff.apply(pipe, ratio=0.5)
     merged = pipe("hot dog", generator=torch.Generator().manual_seed(3), **asked).images
-    served = np.array([np.array(picture) for picture in pictures_in(answer)])
-    assert np.array_equal(served, np.array([np.array(picture) for picture in merged]))
-    assert not np.array_equal(served, np.array([np.array(picture) for picture in dense]))
+    served, merged, dense = (
+        np.array([np.array(picture, dtype=float) for picture in pictures])
+        for pictures in (pictures_in(answer), merged, dense)
+    )
+    # another process may round otherwise
+    assert np.abs(served - merged).mean() < 0.1 * np.abs(served - dense).mean()
 
 
 def test_the_openai_client_is_content(server: Server) -> None:
