@@ -31,7 +31,8 @@ class Clock:
         # the scheduler's timesteps and the last one seen: while they are held, others have other addresses
         self._table: Tensor | None = None
         self._last: Tensor | float | None = None
-        self._sample: Any = None  # the last one seen of a bare model
+        self._sample: Any = None  # the last one seen, where times alone don't tell generations apart
+        self._shapes: dict[int, Any] = {}  # of samples, by call of the step
 
     def tick(self, timestep: Tensor | float | None, sample: Any = None) -> None:
         """Take note of one call of the model, about noisy images; one that isn't told the time is a step."""
@@ -53,17 +54,21 @@ class Clock:
         if not anew and now == before:
             most = MOST_CALLS if table is None or not now.in_table else MOST_VIEWS
             anew = self.call + 1 == most or not _same_image(sample, self._sample)
-        self._sample = sample if table is None and now.source == "value" else None
+        self._sample = sample if now.source == "value" else None
+        call = self.call + 1 if now == before and not anew else 0
+        shape = _shape(sample)
+        anew = anew or self._shapes.get(call, shape) != shape
         if anew:
             self.generation, self.step, self.call = self.generation + 1, 0, 0
-        elif now == before:
-            self.call += 1
+            self._shapes = {}
         else:
-            self.step, self.call = self.step + 1, 0
+            self.step, self.call = self.step + (now != before), call
+        self._shapes[self.call] = shape
 
     def forget(self) -> None:
         """Whatever comes next is a new generation."""
         self._time = self._table = self._last = self._sample = None
+        self._shapes = {}
 
     def steps(self) -> int | None:
         """How many steps this generation has from here on, if there is a scheduler to tell."""
@@ -122,9 +127,26 @@ def _read(timestep: Tensor | float, scheduler: Any, forward: int) -> Time:
     return Time(source, forward * first)
 
 
+def _first(sample: Any) -> Any:
+    """Some models take a list with a tensor for each image."""
+    return sample[0] if isinstance(sample, (list, tuple)) and sample else sample
+
+
+def _shape(sample: Any) -> Any:
+    """Of one image: the batch gets smaller where guidance ends."""
+    if isinstance(sample, Tensor):
+        return sample.shape[1:]
+    first = _first(sample)
+    return first.shape if isinstance(first, Tensor) else None
+
+
 def _same_image(sample: Any, last: Any) -> bool:
     """Guidance asks twice about one image; a generation that starts where the last one did, about another."""
+    if isinstance(sample, (list, tuple)) and isinstance(last, (list, tuple)) and sample and last:
+        sample, last = sample[0][None], last[0][None]
     if sample is last or not (isinstance(sample, Tensor) and isinstance(last, Tensor)):
+        return True
+    if sample.data_ptr() == last.data_ptr():
         return True
     # of batches, the first: some guidance asks about prompt and negative prompt together, then about one more
     return sample.shape[1:] == last.shape[1:] and torch.equal(sample[0], last[0].to(sample))

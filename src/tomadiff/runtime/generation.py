@@ -21,11 +21,12 @@ class Generation:
         self, config: Config, model: nn.Module, scheduler: Any, steps: int | None, obstacle: str | None
     ) -> None:
         self._config, self._scheduler, self._steps, self._obstacle = config, scheduler, steps, obstacle
+        self._model = model
         self._watch: FirstStepWatch | None = None
         if config.interval != 1 and scheduler is not None:
             self._watch = watch_first_step(scheduler)
         self.sampling, self.schedule = self._plan({})
-        self._adapters = Adapters(model) if self.schedule.skips else None
+        self._adapters: Adapters | None = None
         self._histories: dict[int, History] = {}
         self._conditions: dict[int, Conditions] = {}
         self.turn = -1  # counts the steps that run, from 0
@@ -41,6 +42,7 @@ class Generation:
         """Of this call in the steps before; a new one where the call is conditioned on something else."""
         if not self.schedule.skips:
             return None
+        self._adapters = self._adapters or Adapters(self._model)
         if self._conditions.setdefault(call, Conditions()).changed(arguments, self._adapters.state()):
             self._histories[call] = History()
         return self._histories[call]
