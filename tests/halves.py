@@ -9,28 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from pipelines import draw, make
+from pipelines import draw, every_pipeline_with, make
 
 import tomadiff
 
+SETTINGS: list[dict[str, Any]] = [
+    {"where": "span", "weigh_keys": True},
+    {"where": "module", "interval": 2},
+    {"where": "kv"},
+    {"unmerge": "pinv", "scale": 10.0},
+    *({"method": method} for method in ("tome", "tofu", "todo")),
+]
+
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"where": "span", "weigh_keys": True},
-        {"where": "module", "interval": 2},
-        {"where": "kv"},
-        {"unmerge": "pinv", "scale": 10.0},
-        {"method": "tome"},
-        {"method": "tofu"},
-        {"method": "todo"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("name", "settings"), every_pipeline_with(SETTINGS), ids=str)
 def test_half_precision_is_finite_and_close(name: str, settings: dict[str, Any], dtype: torch.dtype) -> None:
-    if name == "sd3" and "weigh_keys" in settings:
-        pytest.skip("SD3's attention takes no mask")
     pipe = tomadiff.apply(make(name), ratio=0.75 if settings.get("method") == "todo" else 0.5, **settings)
     call: dict[str, Any] = {"size": (48, 80), "steps": 4, "guidance": 1.0}
     full = draw(pipe, **call)

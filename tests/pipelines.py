@@ -131,6 +131,16 @@ def flux() -> FluxPipeline:
 MAKERS: dict[str, Callable[[], DiffusionPipeline]] = {"sd1": sd1, "sdxl": sdxl, "sd3": sd3, "flux": flux}
 
 
+def every_pipeline_with(settings: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Names and settings. SD3's attention takes no mask, by which keys are weighed: that is left out."""
+    return [
+        (name, chosen)
+        for name in MAKERS
+        for chosen in settings
+        if name != "sd3" or "weigh_keys" not in chosen
+    ]
+
+
 def make(name: str) -> DiffusionPipeline:
     torch.manual_seed(0)
     pipe = MAKERS[name]()

@@ -29,7 +29,7 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 from diffusers.models.attention import FeedForward
-from pipelines import bare_call, denoiser, draw, make, text
+from pipelines import bare_call, denoiser, draw, every_pipeline_with, make, text
 from torch import Tensor, nn
 
 import tomadiff
@@ -138,21 +138,13 @@ def test_same_seed_same_image_run_to_run(pipe: DiffusionPipeline) -> None:
     assert torch.equal(draw(pipe), first)
 
 
+BATCHED = [*PLACES, *METHODS, FORECAST, {"weigh_keys": True}, {"preset": "toma"}]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        *PLACES,
-        *METHODS,
-        FORECAST,
-        {"weigh_keys": True},
-        {"preset": "toma"},
-        {"where": "kv", "weigh_keys": True},
-    ],
-    ids=str,
+    ("name", "settings"), every_pipeline_with([*BATCHED, {"where": "kv", "weigh_keys": True}]), ids=str
 )
 def test_a_sample_does_not_depend_on_its_batch(name: str, settings: dict[str, Any]) -> None:
-    if name == "sd3" and "weigh_keys" in settings:
-        pytest.skip("SD3's attention takes no mask")
     pipe = tomadiff.apply(make(name), **settings)
     alone = torch.cat([draw(pipe, seeds=(seed,)) for seed in (0, 1, 2)])
     assert mostly_alike(alone, draw(pipe, seeds=(0, 1, 2)))

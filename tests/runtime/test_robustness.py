@@ -25,7 +25,7 @@ from comparison import alike, distance, mostly_alike
 from diffusers import DiffusionPipeline
 from hypothesis import HealthCheck, assume, example, given, seed, settings
 from hypothesis import strategies as st
-from pipelines import denoiser, draw, latents, make
+from pipelines import denoiser, draw, every_pipeline_with, latents, make
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -309,12 +309,11 @@ METHODS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(params=METHODS, ids=str)
-def broad(request: pytest.FixtureRequest, name: str) -> DiffusionPipeline:
+@pytest.fixture(params=every_pipeline_with(METHODS), ids=str)
+def broad(request: pytest.FixtureRequest) -> DiffusionPipeline:
     """Every pipeline with every method."""
-    if name == "sd3" and "weigh_keys" in request.param:
-        pytest.skip("SD3's attention takes no mask")
-    return patched(name, **request.param)
+    name, settings = request.param
+    return patched(name, **settings)
 
 
 def test_nan_and_infinity_harm_nobody_but_their_own_picture(broad: DiffusionPipeline) -> None:
