@@ -193,6 +193,11 @@ def steps_of(way: str) -> int | None:
     return next(counts, None)
 
 
+def lists_steps(way: str) -> bool:
+    """Whether a way says which steps run, one by one, and so is for one number of steps."""
+    return any(isinstance(parse(part)[1].get("interval"), (list, tuple)) for part in parts_of(way))
+
+
 def decides(way: str) -> bool:
     """Whether values decide what is computed, so that the work differs from picture to picture."""
     return any(name in RIVALS and RIVALS[name].decides for name, _ in map(parse, parts_of(way)))

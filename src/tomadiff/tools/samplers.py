@@ -30,6 +30,7 @@ DIFFUSION: dict[str, Choice] = {
     "unipc": ("UniPCMultistepScheduler", {}),
     "deis": ("DEISMultistepScheduler", {}),
 }
+# diffusers' DEIS ends a flow one step before its end, and so is not among them
 FLOW_MATCHING: dict[str, Choice] = {
     "euler": ("FlowMatchEulerDiscreteScheduler", PLAIN),
     "stochastic": ("FlowMatchEulerDiscreteScheduler", STOCHASTIC),
@@ -38,7 +39,6 @@ FLOW_MATCHING: dict[str, Choice] = {
     "dpm++": ("DPMSolverMultistepScheduler", ODE),
     "dpm++sde": ("DPMSolverMultistepScheduler", SDE),
     "unipc": ("UniPCMultistepScheduler", {}),
-    "deis": ("DEISMultistepScheduler", {}),
 }
 NAMES = tuple(dict.fromkeys([*DIFFUSION, *FLOW_MATCHING]))
 

@@ -49,8 +49,7 @@ class Contender:
     def settings(self) -> dict[str, Any]:
         if self.config:
             return self.config.to_dict()
-        name, _ = parse(self.method)
-        if len(parts_of(self.method)) == 1 and name in RIVALS:
+        if len(parts_of(self.method)) == 1 and (name := parse(self.method)[0]) in RIVALS:
             return RIVALS[name].resolved(rival_settings(self.method, self.ratio))
         return {"way": self.method, "ratio": self.ratio}
 

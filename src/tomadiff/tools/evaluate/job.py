@@ -15,7 +15,7 @@ from tomadiff.runtime.machine import versions
 from tomadiff.tools.denoiser_flops import counted
 from tomadiff.tools.generate import Request, draw
 from tomadiff.tools.loading import load
-from tomadiff.tools.method_spec import DENSE, calibrate, label, steps_of, switched_on
+from tomadiff.tools.method_spec import DENSE, calibrate, label, lists_steps, steps_of, switched_on
 from tomadiff.tools.samplers import scheduler_by_name
 
 from .pictures import as_tensor
@@ -97,7 +97,8 @@ class Painter:
             calibrate(self.pipe, way[0], lambda: draw(self.pipe, dense))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the picture itself will tell
-                self._once(way, replace(request, steps=2))  # one may be dense
+                short = request if lists_steps(way[0]) else replace(request, steps=2)  # one may be dense
+                self._once(way, short)
             self.warm.add(way)
         picture, seconds = self._once(way, request)  # anew: nothing of the warm-up may be left
         flops = None

@@ -82,11 +82,12 @@ def table(lines: Sequence[Row], unavailable: dict[str, str]) -> str:
         "setting": [line["way"] for line in lines],
         "ratio": [f"{line['ratio']:g}" if line["ratio"] else "-" for line in lines],
         "pictures": [str(line["pictures"]) for line in lines],
-        "work": [f"{line['work']:.3f}" if line.get("work") is not None else "-" for line in lines],
         "s / image": [f"{line['seconds']:.3g}" for line in lines],
         "speed-up": [f"{line['speedup']:.2f}x" if line["speedup"] else "-" for line in lines],
         "pairs": [str(line["pairs"] or "-") for line in lines],
     }
+    if any(line.get("work") for line in lines):
+        columns["work"] = [f"{line['work']:.3f}" if line.get("work") else "-" for line in lines]
     for metric in shown:
         title = METRICS[metric][0] + (" (worst tenth)" if metric == "psnr" else "")
         columns[title] = [_cell(line, metric, unavailable) for line in lines]
@@ -104,7 +105,7 @@ def write_csv(lines: Sequence[Row], path: Path) -> None:
 def _notes(lines: Sequence[Row], unavailable: dict[str, str]) -> Iterator[str]:
     for metric, how in unavailable.items():
         yield f"{METRICS[metric][0]} is not available: {how}"
-    if any(line.get("work") is not None for line in lines):
+    if any(line.get("work") for line in lines):
         yield "Work is the counted share of the FLOPs that the dense model takes for a whole generation."
     if any(line["pairs"] < line["pictures"] for line in lines):
         yield (
