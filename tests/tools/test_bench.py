@@ -335,6 +335,22 @@ def test_caches_take_part_in_whole_generations(tmp_path: Path, capsys: pytest.Ca
     assert "| first-block:threshold=0.5+tomadiff | 0.5 |" in capsys.readouterr().out
 
 
+def test_rivals_take_part_in_whole_generations_with_their_counted_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bench", "--model", "emoji-unet", "--size", "32", "--repeats", "1", "--steps", "4"]
+    ours = ["tomadiff:interval=[0, 1, 3]", "tomadiff"]
+    ways = ["dense", "steps:2,solver=dpm++", "deepcache:interval=2", *ours]
+    file = tmp_path / "bench.json"
+    assert main([*command, "--methods", *ways, "--json", str(file)]) == 0
+    assert "| steps:2,solver=dpm++ | - |" in capsys.readouterr().out
+    content = json.loads(file.read_text())
+    work = {row["method"]: row["work"] for row in content["rows"]}
+    assert (work["dense"], work[ways[1]], work[ways[3]]) == (1, 0.5, 0.75)
+    assert 0.5 < work["deepcache:interval=2"] < 1 and 0.5 < work["tomadiff"] < 1
+    assert content["settings"]["deepcache:interval=2"]["branch"] == 0
+
+
 @pytest.mark.parametrize(
     "wrong", [{"about": None}, {"counts": "x"}, {"runs": [{"seconds": "x"}]}, {"runs": [{"seconds": 0}]}]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import signal
@@ -20,6 +21,7 @@ from tomadiff import config
 from tomadiff.models import FAMILIES
 from tomadiff.tools.cli import main
 from tomadiff.tools.demo.data import load_emoji
+from tomadiff.tools.evaluate.curves import curves
 from tomadiff.tools.evaluate.engines import local
 from tomadiff.tools.evaluate.features import Inception
 from tomadiff.tools.evaluate.job import REFERENCE, Drawing, Job, decode, encode
@@ -256,6 +258,45 @@ def test_pictures_that_did_not_change_are_told() -> None:
     assert "100 dB at most" in text and "bit-identical to dense are 1 of tomadiff at 0.5" in text
 
 
+def test_pictures_that_are_all_dense_read_as_equal() -> None:
+    rows = [row("a", *REFERENCE, 2.0), row("a", *MERGED, 1.0, psnr=100.0, sha256="a dense")]
+    assert "| tomadiff | 0.5 | 1 | 1 | 2.00x | 1 | equal |" in table(
+        summarise(rows, [REFERENCE, MERGED], {}), {}
+    )
+
+
+def test_work_is_a_share_of_the_dense_one_averaged_over_what_was_counted() -> None:
+    cached = ("first-block", 0.0)
+    rows = [row("a", *REFERENCE, 2.0, flops=100), row("b", *REFERENCE, 2.0)]
+    rows += [row("a", *cached, 1.0, flops=40), row("b", *cached, 1.0, flops=60)]
+    rows += [row("a", *MERGED, 1.0)]
+    dense, first_block, merged = summarise(rows, [REFERENCE, cached, MERGED], {})
+    assert (dense["work"], first_block["work"], merged["work"]) == (1.0, 0.5, None)
+    assert "| first-block | - | 2 | 1 | 2.00x | 2 | 0.500 |" in table([dense, first_block, merged], {})
+
+
+def test_ways_that_differ_in_one_number_are_one_curve() -> None:
+    ways = [("tomadiff", 0.25), ("tomadiff", 0.5), ("tomadiff:interval=2", 0.0), ("tomadiff:interval=3", 0.0)]
+    assert list(curves(ways).values()) == ["tomadiff"] * 2 + ["tomadiff:interval=..."] * 2
+    ways = [("steps:8,solver=dpm++", 0.0), ("steps:13,solver=dpm++", 0.0), ("steps:13", 0.0)]
+    assert list(curves(ways).values()) == ["steps:count=...,solver=dpm++"] * 2 + ["steps:count=13"]
+    settings = [(2, 1), (2, 2), (3, 1), (4, 1)]
+    several = [
+        (f"taylorseer:cache_interval={interval},max_order={order}", 0.0) for interval, order in settings
+    ]
+    named = curves(several)
+    assert named[several[0]] == named[several[2]] == named[several[3]] != named[several[1]]
+    assert (
+        len(set(curves([("dbcache:taylorseer=True", 0.0), ("dbcache:taylorseer=False", 0.0)]).values())) == 2
+    )
+
+
+def test_work_is_counted_in_the_first_pictures_of_each_way(tmp_path: Path) -> None:
+    ways = (REFERENCE, ("tomadiff", 0.5), ("first-block", 0.0))
+    works = Store(tmp_path / "out", replace(JOB, ways=ways), resume=False).missing(list("abcde"), (0,))
+    assert [set(work.counted) for work in works] == [set(ways), {ways[2]}, {ways[2]}, set(), set()]
+
+
 def test_fid_of_many_pictures_needs_no_warning() -> None:
     rows = [row(str(number), *MERGED, 1.0) for number in range(2048)]
     assert "biased" not in table(summarise(rows, [MERGED], {"tomadiff at 0.5": {"fid": 3.0}}), {})
@@ -382,6 +423,22 @@ def test_dense_pictures_are_never_scored_against_themselves(tmp_path: Path) -> N
     assert "psnr" not in lines["dense"] and "psnr" in lines["tomadiff"]
 
 
+def test_rivals_are_drawn_with_their_work_and_a_control_is_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = ["tomadiff:interval=[0, 1, 3]", "tomadiff:interval=1,ratio=0"]
+    ways = ["steps:2", "deepcache:interval=2", *ours]
+    steps = ["--steps", "4", "--scheduler", "stochastic", "--metrics", "psnr"]
+    assert evaluate(tmp_path, *steps, "--methods", *ways) == 0
+    lines = lines_of(tmp_path)
+    assert [lines[way]["work"] for way in ("dense", ways[0], ways[2], ways[3])] == [1, 0.5, 0.75, 1]
+    assert 0.5 < lines[ways[1]]["work"] < 1
+    assert "| equal |" in next(line for line in capsys.readouterr().out.splitlines() if ways[3] in line)
+    assert json.loads((tmp_path / "job.json").read_text())["scheduler"] == "stochastic"
+    rows = list(csv.DictReader((tmp_path / "summary.csv").open()))
+    assert [row["way"] for row in rows] == list(lines) and float(rows[1]["work"]) == 0.5
+
+
 def test_caches_of_diffusers_are_ways_too(tmp_path: Path) -> None:
     flux = ["eval", "--model", "emoji-flux", "--limit", "1", "--steps", "6", "--size", "32", "32"]
     ways = ["first-block:threshold=0.5", "first-block:threshold=0.5+tomadiff", "tomadiff"]
@@ -401,6 +458,9 @@ def test_caches_of_diffusers_are_ways_too(tmp_path: Path) -> None:
         (["--methods", "tomadiff:dense_blocks=50"], "beyond dense_blocks=50"),
         (["--methods", "tomadiff:ratio=0.5,ratio=0.75"], "each once"),
         (["--methods", "dense:ratio=0.5"], "dense has no settings"),
+        (["--methods", "dbcache"], "transformers only"),
+        (["--methods", "steps:4,solver=deis"], "no scheduler 'deis' for a model that matches flows"),
+        (["--scheduler", "ddim"], "no scheduler 'ddim' for a model that matches flows"),
         (["--methods", "todo"], "whole factors"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
         (["--prompts", "imagenet"], "words that the embedded model doesn't know"),

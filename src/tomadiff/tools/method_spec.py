@@ -1,37 +1,31 @@
 """Ways to run a pipeline, by name, as the benchmark and the evaluation take them on the command line.
 
-A way is `dense`; `tomadiff` (the default of this package), a preset or another method; `tomesd` (the real
-package); or a cache of diffusers. Single settings follow a colon, and several ways are joined by a plus:
-`tomadiff:where=span,shift=True`, `first-block:threshold=0.1+tomadiff`. A settings file (`fast.json`) is the
-way that is written in it, so that what is measured doesn't change with the file.
+A way is `dense`; `auto` (what `tomadiff.apply(pipe)` chooses); `tomadiff`, a preset or another method that we
+have; or a rival: fewer steps, a cache, the real ToMeSD. Single settings follow a colon, and several ways are
+joined by a plus: `tomadiff:interval=3`, `steps:13,solver=dpm++`, `first-block:threshold=0.1+tomadiff`. A
+settings file (`fast.json`) is the way that is written in it, so that what is measured doesn't change with it.
 """
 
 from __future__ import annotations
 
 import ast
-import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from typing import Any
 
-import diffusers
-from diffusers import FirstBlockCacheConfig, TaylorSeerCacheConfig
 from torch import nn
 
+import tomadiff
 from tomadiff.config import DEFAULTS, PRESETS, Config, make
 from tomadiff.errors import ConfigError
-from tomadiff.models import Family, family_of
-from tomadiff.runtime.registration import attached, denoiser, denoisers
-from tomadiff.runtime.session import Session
+from tomadiff.models import Family
 from tomadiff.settings_file import load as load_settings
 from tomadiff.settings_file import warn_of_another
 
-DENSE, TOMESD, OURS = "dense", "tomesd", "tomadiff"
-CACHES: dict[str, Callable[..., Any]] = {
-    "first-block": FirstBlockCacheConfig,
-    "taylorseer": TaylorSeerCacheConfig,
-}
+from .rivals import RIVALS, Settings
+
+DENSE, OURS, AUTO = "dense", "tomadiff", "auto"
 # our default, then the paper's variants and the other methods as they were published
 METHODS = (
     "ideal",
@@ -39,34 +33,44 @@ METHODS = (
     *PRESETS,
     *(name for name in DEFAULTS if name not in ("toma", "ideal")),
 )
-NAMES = (DENSE, *METHODS, TOMESD)
-TOMESD_SETTINGS = {"max_downsample": 4}  # its own default, 1, finds nothing to merge in SDXL
+USUAL = (DENSE, *METHODS, "tomesd")  # what a benchmark of single calls compares
+NAMES = (DENSE, AUTO, *METHODS, *RIVALS)
+SHORTHANDS = {"steps": "count"}  # the setting that a bare value behind the colon is
 
 
 def label(way: str, ratio: float) -> str:
     return f"{way} at {ratio:g}" if ratio else way
 
 
-def configuration(way: str, ratio: float, family: Family) -> Config:
-    """The configuration of a way that is our own."""
+def configuration(way: str, ratio: float, family: Family | None) -> Config:
+    """The configuration of a way that is our own; forecasts need no family."""
+    preset, settings = asked(way, ratio)
+    return make(None, preset, settings, *(() if family is None else (family.paper_reuse, family.offers)))
+
+
+def asked(way: str, ratio: float) -> tuple[str | None, Settings]:
+    """The preset and the settings that `tomadiff.apply` is given for a way that is our own."""
     name, settings = parse(way)
+    if name == AUTO:
+        return None, settings
     if name not in METHODS:
         raise ConfigError(
             f"unknown method {way!r}; there are {', '.join(NAMES)}, and {OURS}:setting=value,..."
         )
     if name in DEFAULTS and name not in PRESETS:
         settings = {"method": name, **settings}
-    preset = name if name in PRESETS else None
-    return make(None, preset, {"ratio": ratio, **settings}, family.paper_reuse, family.offers)
+    if ratio or merges(way):
+        settings = {"ratio": ratio, **settings}
+    return (name if name in PRESETS else None), settings
 
 
 def written(config: Config) -> str:
     """The way that a configuration is."""
     settings = config.asked()
-    return _spelled(settings.pop("method", OURS), settings)
+    return spelled(settings.pop("method", OURS), settings)
 
 
-def _spelled(name: str, settings: dict[str, Any]) -> str:
+def spelled(name: str, settings: dict[str, Any]) -> str:
     """The inverse of `parse`."""
     fields = [f"{key}={value if isinstance(value, str) else repr(value)}" for key, value in settings.items()]
     return f"{name}:{','.join(fields)}" if fields else name
@@ -75,7 +79,7 @@ def _spelled(name: str, settings: dict[str, Any]) -> str:
 def usual(ratios: Sequence[float], family: Family) -> list[str]:
     """All methods that a family of models allows at one of these ratios, and that are installed."""
     possible = []
-    for name in NAMES:
+    for name in USUAL:
         try:
             pairs([name], ratios, family)
             possible.append(name)
@@ -85,18 +89,18 @@ def usual(ratios: Sequence[float], family: Family) -> list[str]:
 
 
 def pairs(
-    ways: Sequence[str], ratios: Sequence[float], family: Family
+    ways: Sequence[str], ratios: Sequence[float], family: Family | None
 ) -> tuple[list[tuple[str, float]], list[str]]:
-    """(way, ratio): each way at all ratios it can do, or at its own; dense and caches at 0.
+    """(way, ratio): each way at all ratios it can do, or at its own; what doesn't merge at 0.
 
     And what was left out, why.
     """
     found, left_out = [], []
     for way, own in dict.fromkeys(map(_settled, ways)):
-        parts = way.split("+")
-        if sum(map(_merges, parts)) > 1:
+        parts = parts_of(way)
+        if sum(map(merges, parts)) > 1:
             raise ConfigError(f"{way!r} merges twice: take one method, and caches beside it")
-        if own is not None or not any(map(_merges, parts)):
+        if own is not None or not any(map(merges, parts)):
             for part in parts:
                 check(part, own or 0.0, family)
             found.append((way, own or 0.0))
@@ -117,106 +121,136 @@ def pairs(
     return sorted(dict.fromkeys(found), key=lambda pair: pair[1]), left_out
 
 
-def check(part: str, ratio: float, family: Family) -> None:
+def check(part: str, ratio: float, family: Family | None) -> None:
     """Complain about a way that can't be had for a family of models."""
     name, settings = parse(part)
     if name == DENSE:
         if settings:
             raise ConfigError(f"{part!r}: {DENSE} has no settings; leave them out")
-        return
-    if name == TOMESD:
-        if family.name != "unet":
-            raise ConfigError(f"tomesd knows UNets only, not {family.covers}; leave it out, or take tome")
-        if find_spec("tomesd") is None:
-            raise ImportError("tomesd is not there to compare with: pip install 'tomadiff[bench]'")
-        configuration(
-            "tome", settings.get("ratio", ratio), family
-        )  # what tome can't do, the real one would do less of in silence
-        import tomesd
-
-        _check_settings(part, settings, tomesd.apply_patch)
-    elif name in CACHES:
-        if not any(hasattr(getattr(diffusers, model, None), "enable_cache") for model in family.models):
-            raise ConfigError(f"{name} can't be had: diffusers has no caches for {family.covers}")
-        _check_settings(part, settings, CACHES[name])
+    elif name in RIVALS:
+        RIVALS[name].check(part, rival_settings(part, ratio), family)
     else:
+        if name == AUTO and settings:
+            raise ConfigError(f"{part!r}: {AUTO} chooses the settings; to give some, take {OURS}")
         configuration(part, ratio, family)
 
 
-def check_fit(pipe: Any, ways: Sequence[tuple[str, float]]) -> None:
+def check_fit(target: Any, ways: Sequence[tuple[str, float]]) -> None:
     """Complain about what this very model, or pipeline, can't honour."""
-    for way in ways:
-        with switched_on(pipe, *way):
+    for way, ratio in ways:
+        # rivals count the steps of a pipeline, which a model alone has none of
+        if isinstance(target, nn.Module) and not all(map(is_per_step, parts_of(way))):
+            continue
+        with switched_on(target, way, ratio):
             pass
 
 
 @contextmanager
-def switched_on(pipe: Any, way: str, ratio: float) -> Iterator[None]:
+def switched_on(target: Any, way: str, ratio: float) -> Iterator[None]:
     """Run a pipeline, or a model, in a way for the length of a `with` block."""
     with ExitStack() as stack:
         # merging goes on first, so that caches are around it and keep whole tokens
-        for part in sorted(way.split("+"), key=_merges, reverse=True):
-            stack.enter_context(_part_on(pipe, part, ratio))
+        for part in sorted(parts_of(way), key=lambda part: _is_inner(part, ratio), reverse=True):
+            stack.enter_context(_part_on(target, part, ratio))
         yield
+
+
+def _is_inner(part: str, ratio: float) -> bool:
+    return merges(part) or (ratio > 0 and parse(part)[0] == OURS)
 
 
 @contextmanager
-def _part_on(pipe: Any, part: str, ratio: float) -> Iterator[None]:
-    name, settings = parse(part)
-    model, _ = denoiser(pipe)
+def _part_on(target: Any, part: str, ratio: float) -> Iterator[None]:
+    name, _ = parse(part)
     if name == DENSE:
         yield
-    elif name == TOMESD:
-        import tomesd
-
-        tomesd.apply_patch(model, **{"ratio": ratio, **TOMESD_SETTINGS, **settings})
-        try:
+    elif name in RIVALS:
+        with RIVALS[name].on(target, rival_settings(part, ratio)):
             yield
-        finally:
-            tomesd.remove_patch(model)
-    elif name in CACHES:
-        model.enable_cache(CACHES[name](**settings))
-        try:
-            yield
-        finally:
-            model.disable_cache()
     else:
-        with ExitStack() as stack:
-            for model, pipeline in denoisers(pipe):
-                family = family_of(model)
-                patch = Session(model, family, configuration(part, ratio, family), pipeline)
-                stack.enter_context(attached(patch))
+        preset, settings = asked(part, ratio)
+        with tomadiff.merged(target, preset=preset, **settings):
             yield
 
 
-def parse(part: str) -> tuple[str, dict[str, Any]]:
+def calibrate(target: Any, way: str, draw: Callable[[], Any]) -> None:
+    """Let the parts of a way learn from a dense picture what they have to know of a model."""
+    for part in parts_of(way):
+        name, settings = parse(part)
+        if name in RIVALS:
+            RIVALS[name].calibrate(target, settings, draw)
+
+
+def rival_settings(part: str, ratio: float) -> Settings:
+    """With the ratio of those that merge."""
+    name, settings = parse(part)
+    return {"ratio": ratio, **settings} if RIVALS[name].merges else settings
+
+
+def steps_of(way: str) -> int | None:
+    """The number of steps that a way asks for itself."""
+    counts = (parse(part)[1]["count"] for part in parts_of(way) if parse(part)[0] == "steps")
+    return next(counts, None)
+
+
+def lists_steps(way: str) -> bool:
+    """Whether a way says which steps run, one by one, and so is for one number of steps."""
+    return any(isinstance(parse(part)[1].get("interval"), (list, tuple)) for part in parts_of(way))
+
+
+def decides(way: str) -> bool:
+    """Whether values decide what is computed, so that the work differs from picture to picture."""
+    return any(name in RIVALS and RIVALS[name].decides for name, _ in map(parse, parts_of(way)))
+
+
+def is_per_step(part: str) -> bool:
+    """Whether single calls of the model show what a way does; if not, only whole generations do."""
+    name, settings = parse(part)
+    if name in RIVALS:
+        return RIVALS[name].per_step
+    return name != AUTO and settings.get("interval", 1) == 1
+
+
+def merges(part: str) -> bool:
+    """Whether a part of a way takes a ratio; an interval alone leaves all tokens as they are."""
+    name, settings = parse(part)
+    if name in RIVALS:
+        return RIVALS[name].merges
+    forecasts = name == OURS and settings.get("interval", 1) != 1 and "ratio" not in settings
+    return name not in (DENSE, AUTO) and not forecasts
+
+
+def parts_of(way: str) -> list[str]:
+    """What is joined by a plus, which the name of a solver may end with, too: `steps:13,solver=dpm++`."""
+    return re.split(r"\+(?=[^+\d,])", way)
+
+
+def parse(part: str) -> tuple[str, Settings]:
     """A name and the settings behind its colon, which are written as for a call; words need no quotes."""
     name, _, fields = part.partition(":")
     try:
-        call = ast.parse(f"f({fields})", mode="eval").body
-        assert isinstance(call, ast.Call) and not call.args
-        assert len({keyword.arg for keyword in call.keywords}) == len(call.keywords)
-        return name, {keyword.arg or "": _value(keyword.value) for keyword in call.keywords}
+        call = ast.parse(f"f({_quoted(fields)})", mode="eval").body
+        assert isinstance(call, ast.Call) and len(call.args) <= (name in SHORTHANDS)
+        found = [(SHORTHANDS[name], ast.literal_eval(value)) for value in call.args]
+        found += [(keyword.arg or "", _value(keyword.value)) for keyword in call.keywords]
+        assert len(dict(found)) == len(found)
+        return name, dict(found)
     except (SyntaxError, ValueError, AssertionError):
         raise ConfigError(f"can't read {part!r}: write name:setting=value,setting=value, each once") from None
+
+
+def _quoted(fields: str) -> str:
+    """Words that Python would not read as one, like euler-a and dpm++, in quotes."""
+    return re.sub(r"=([A-Za-z]\w*[-+][\w+-]*)(?=,|$)", r"='\1'", fields)
 
 
 def _value(node: ast.expr) -> Any:
     return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
 
 
-def _check_settings(part: str, settings: dict[str, Any], function: Callable[..., Any]) -> None:
-    known = inspect.signature(function).parameters
-    for name, value in settings.items():
-        if name not in known:
-            raise ConfigError(f"{part!r}: unknown setting {name!r}; there are {', '.join(known)}")
-        if isinstance(known[name].default, (int, float)) and not isinstance(value, (int, float)):
-            raise ConfigError(f"{part!r}: {name} is no word, but something like {known[name].default}")
-
-
 def warn_of_files(ways: Sequence[str], model: nn.Module) -> None:
     """Say which settings files were made for other models."""
-    for part in (part for way in ways for part in way.split("+") if part.endswith(".json")):
+    for part in (part for way in ways for part in parts_of(way) if part.endswith(".json")):
         warn_of_another(part, load_settings(part), model)
 
 
@@ -227,16 +261,14 @@ def _settled(way: str) -> tuple[str, float | None]:
     it, and count as 0.
     """
     parts, own = [], None
-    for part in way.split("+"):
-        name, settings = parse(written(load_settings(part).config) if part.endswith(".json") else part)
-        if "ratio" in settings and _merges(name):
+    for part in parts_of(way):
+        if part.endswith(".json"):
+            part = written(load_settings(part).config)
+        name, settings = parse(part)
+        if "ratio" in settings and merges(name):
             own = settings["ratio"] if isinstance(settings["ratio"], (int, float)) else 0.0
-            if own:
+            if own or settings.get("interval", 1) != 1:
                 del settings["ratio"]
-            part = _spelled(name, settings)
+            part = spelled(name, settings)
         parts.append(part)
     return "+".join(parts), own
-
-
-def _merges(part: str) -> bool:
-    return parse(part)[0] not in (DENSE, *CACHES)

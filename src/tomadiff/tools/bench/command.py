@@ -13,7 +13,7 @@ from tomadiff.runtime.files import check_writable
 from tomadiff.tools.demo.embedded import EMBEDDED
 from tomadiff.tools.generate import finite
 from tomadiff.tools.loading import DTYPES, check_device
-from tomadiff.tools.method_spec import CACHES, NAMES, OURS
+from tomadiff.tools.method_spec import NAMES, OURS
 
 from . import session
 from .architectures import ARCHITECTURES
@@ -44,10 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods",
         nargs="+",
         metavar="M",
-        help=f"any of {', '.join(NAMES)}; single settings follow a colon, as in {OURS}:where=span; "
-        "a settings file (FILE.json); "
-        f"diffusers' caches, {', '.join(CACHES)}, alone or joined by a plus, as in first-block+{OURS} "
-        "(default: all that the model allows, but no caches)",
+        help=f"any of {', '.join(NAMES)}; single settings follow a colon, as in {OURS}:where=span and "
+        "deepcache:interval=3; a settings file (FILE.json); caches also joined by a plus, as in "
+        f"first-block+{OURS} (default: all that merge and that the model allows)",
     )
     parser.add_argument("--repeats", type=int, help="rounds, each with one run of every method (default: 3)")
     parser.add_argument("--steps", type=int, help="time whole generations of so many steps, not single calls")

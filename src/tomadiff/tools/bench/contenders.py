@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from torch import nn
@@ -17,13 +16,15 @@ from tomadiff.runtime.registration import attached
 from tomadiff.runtime.session import Session
 from tomadiff.tools.method_spec import (
     METHODS,
-    TOMESD,
-    TOMESD_SETTINGS,
     configuration,
     label,
+    merges,
     parse,
+    parts_of,
+    rival_settings,
     switched_on,
 )
+from tomadiff.tools.rivals import RIVALS
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Contender:
     ratio: float  # 0 for dense
     use: Callable[[], AbstractContextManager[Any]] = nullcontext
     patch: Session | None = None  # of what is our own: it lives on from one use to the next
+    call: Callable[[int], Any] | None = None  # instead of everybody's, where it takes fewer steps
 
     @property
     def label(self) -> str:
@@ -47,9 +49,8 @@ class Contender:
     def settings(self) -> dict[str, Any]:
         if self.config:
             return self.config.to_dict()
-        if self.method.startswith(TOMESD):
-            settings = {**TOMESD_SETTINGS, **parse(self.method)[1]}
-            return {"ratio": self.ratio, **settings, "version": version("tomesd")}
+        if len(parts_of(self.method)) == 1 and (name := parse(self.method)[0]) in RIVALS:
+            return RIVALS[name].resolved(rival_settings(self.method, self.ratio))
         return {"way": self.method, "ratio": self.ratio}
 
     @property
@@ -59,7 +60,8 @@ class Contender:
 
 
 def contender(model: nn.Module, pipeline: Any, method: str, ratio: float) -> Contender:
-    if "+" in method or parse(method)[0] not in METHODS:
+    joined = len(parts_of(method)) > 1
+    if joined or parse(method)[0] not in METHODS or not (merges(method) or ratio):
         target = model if pipeline is None else pipeline
         return Contender(method, ratio, lambda: switched_on(target, method, ratio))
     family = family_of(model)

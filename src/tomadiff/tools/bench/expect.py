@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from tomadiff.models import Family, family_of
-from tomadiff.tools.method_spec import CACHES, DENSE, METHODS, parse
+from tomadiff.tools.method_spec import DENSE, METHODS, merges, parse, parts_of
+from tomadiff.tools.rivals import RIVALS
 
 from .contenders import contender
 from .count import Counts, count, patch_for_counting
@@ -25,8 +26,8 @@ def count_all(step: Step, size: tuple[int, int], todo: Sequence[tuple[str, float
     found: Counted = {(DENSE, 0.0): count(call).per_step}
     for number, (method, ratio) in enumerate(todo):
         _tell(number, len(todo))
-        if method == DENSE or any(parse(part)[0] in CACHES for part in method.split("+")):
-            continue  # counted already; and what a cache does depends on values
+        if any(map(_caches, parts_of(method))) or not (ratio or merges(method)):
+            continue  # calls that run are dense ones; and what a cache does depends on values
         entry = contender(bones, None, method, ratio)
         if entry.config and entry.config.auto:
             continue  # what it does is found out on a device
@@ -82,6 +83,11 @@ def _grid(step: Step, family: Family, size: tuple[int, int]) -> tuple[int, ...]:
         rows = round((len(sources[0]) * size[0] / size[1]) ** 0.5)
         return rows, len(sources[0]) // rows
     return family.grid(step.model, *sources)
+
+
+def _caches(part: str) -> bool:
+    name, _ = parse(part)
+    return name in RIVALS and not RIVALS[name].per_step
 
 
 def _tell(done: int, of: int) -> None:

@@ -104,6 +104,7 @@ def table(figures: Sequence[Row], unit: str) -> str:
         "ratio": [f"{row['ratio']:g}" if row["ratio"] else "-" for row in figures],
         f"s / {unit}": [_seconds_text(row["seconds"]) for row in figures],
         "speed-up (middle half)": [_speedup(row) for row in figures],
+        "work": [_number(row.get("work"), 1, 3) for row in figures],
         "expected": [
             f"{row['expected_speedup']:.2f}x" if row.get("expected_speedup") else "-" for row in figures
         ],

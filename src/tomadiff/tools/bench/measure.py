@@ -9,6 +9,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 
 from tomadiff.core import Schedule
 from tomadiff.runtime.machine import wait_for
+from tomadiff.tools.denoiser_flops import Work
 
 from .contenders import Contender
 
@@ -60,12 +62,14 @@ def rounds(
     device: torch.device,
     whole: bool,
     progress: Callable[[Progress], Any],
+    count: Callable[[], AbstractContextManager[Work]] | None = None,
+    flops: dict[str, int] | None = None,
 ) -> Iterator[list[Run]]:
     """Warm everything up, then go round: each item is one round, with a run of every contender in it.
 
     Every other round goes backwards, so that nobody always comes after the same one. In single calls, the
     making of plans that are kept for several steps is timed apart, and figures add its share. In `whole`
-    generations, everything is in the time.
+    generations, everything is in the time; if they are counted while warming up, `flops` has each one's.
     """
     total = len(contenders) * (len(numbers) + 1)
     begin, done = time.perf_counter(), 0
@@ -79,7 +83,10 @@ def rounds(
     spent: dict[str, dict[str, float | None]] = {}
     for contender in contenders:
         start = time.perf_counter()
-        spent[contender.label] = _warm_up(call, contender, device, whole)
+        with count() if count else nullcontext() as work:
+            spent[contender.label] = _warm_up(call, contender, device, whole)
+        if work is not None and flops is not None:
+            flops[contender.label] = work.flops
         report(f"{contender.label}, warming up", time.perf_counter() - start)
     for number in numbers:
         runs = []
@@ -92,6 +99,7 @@ def rounds(
 def _warm_up(call: Call, contender: Contender, device: torch.device, whole: bool) -> dict[str, float | None]:
     """A first call; where the device runs behind our back, also what a call spends on what."""
     patch = contender.patch
+    call = contender.call or call
     with contender.use():
         call(0)
         wait_for(device)
@@ -127,7 +135,7 @@ def _timed(
         level = reset_peak(device)
         wait_for(device)
         start = time.perf_counter()
-        call(number + 3)  # steps 0, 1 and 2 were for warming up
+        (contender.call or call)(number + 3)  # steps 0, 1 and 2 were for warming up
         wait_for(device)
         seconds = time.perf_counter() - start
     if state and state.times.known:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tomadiff.runtime.files import write_whole
-from tomadiff.tools.method_spec import label
+from tomadiff.tools.method_spec import DENSE, label
 
 from . import figures
 from .measure import Run
@@ -28,6 +28,17 @@ class Record:
 
     def rows(self) -> list[figures.Row]:
         return figures.rows(self.runs, self.counts, self.keep_steps)
+
+    def add_work(self, size: tuple[int, int], flops: dict[tuple[str, float], int | None]) -> None:
+        """The share of the denoiser's FLOPs in whole generations of one size."""
+        dense = flops.get((DENSE, 0.0))
+        for (method, ratio), mine in flops.items():
+            if dense and mine is not None:
+                key = {"size": size, "method": method, "ratio": ratio}
+                row = next((row for row in self.counts if key.items() <= row.items()), None)
+                if row is None:
+                    self.counts.append(row := key)
+                row["work"] = mine / dense
 
     def save(self, path: Path) -> None:
         content = {**asdict(self), "rows": self.rows()}

@@ -6,6 +6,7 @@ import argparse
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,14 +21,20 @@ from tomadiff.runtime.files import write_whole
 from tomadiff.runtime.machine import processor
 from tomadiff.runtime.registration import denoiser
 from tomadiff.tools.demo.embedded import EMBEDDED
+from tomadiff.tools.denoiser_flops import counted
 from tomadiff.tools.loading import DTYPES, load, usual_size
 from tomadiff.tools.method_spec import (
-    CACHES,
+    AUTO,
     METHODS,
+    calibrate,
     check_fit,
     configuration,
+    decides,
+    is_per_step,
     pairs,
     parse,
+    parts_of,
+    steps_of,
     usual,
     warn_of_files,
 )
@@ -50,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         pipe = pipeline(args)
         todo = chosen(args, denoiser(pipe)[0])
+    check_fit(pipe, todo)
     warn_of_files(args.methods or (), denoiser(pipe)[0])
     record = Record(about(args))
     if args.resume and args.json.exists():
@@ -79,12 +87,12 @@ def run_expect(args: argparse.Namespace) -> int:
     guided = "the pipeline's own guidance" if args.guidance is None else f"guidance {args.guidance:g}"
     for size in args.size or [ARCHITECTURES[args.model].size]:
         step = capture(pipe, models.arguments(pipe, size, args.batch, args.guidance))
-        counted = expect.count_all(step, size, todo)
+        calls = expect.count_all(step, size, todo)
         print(
             f"{args.model}, {blocks}, {size[0]} x {size[1]}, batch {args.batch}, {guided}, {args.dtype}: "
             "expected, not measured; share of the time of a call that is saved"
         )
-        print(expect.table(counted))
+        print(expect.table(calls))
     return 0
 
 
@@ -92,11 +100,12 @@ def chosen(args: argparse.Namespace, model: nn.Module) -> list[tuple[str, float]
     """Methods and ratios to measure."""
     family = family_of(model)
     measured, left_out = pairs(args.methods or usual(args.ratio, family), args.ratio, family)
-    for part, ratio in [(part, ratio) for method, ratio in measured for part in method.split("+")]:
+    for part, ratio in [(part, ratio) for method, ratio in measured for part in parts_of(method)]:
         name, _ = parse(part)
-        if name in CACHES and args.model in ARCHITECTURES:
+        if decides(part) and args.model in ARCHITECTURES:
             raise ValueError(f"{part} decides by what a model computes, which random weights don't tell")
-        uneven = name in CACHES or (name in METHODS and configuration(part, ratio, family).uneven)
+        ours = name in METHODS or name == AUTO
+        uneven = not is_per_step(part) or (ours and configuration(part, ratio, family).uneven)
         if uneven and not args.steps:
             raise ValueError(f"{part}: steps of a generation differ, and single calls don't; add --steps")
     check_fit(model, measured)
@@ -147,22 +156,29 @@ def measure_size(
     arguments = models.arguments(pipe, size, args.batch, guidance)
     step = capture(pipe, arguments)
     if not args.no_count:
-        counted = expect.count_all(step, size, todo)
+        calls = expect.count_all(step, size, todo)
         # the roofline can be checked where its peaks can be measured
         device = cpu_device() if (args.device, args.dtype, whole) == ("cpu", "fp32", False) else None
         record.counts = [row for row in record.counts if row["size"] != size]
-        record.counts += expect.rows(counted, size, device)
+        record.counts += expect.rows(calls, size, device)
     entries = [contender(step.model, pipe if whole else None, *pair) for pair in todo]
     record.settings |= {entry.label: entry.settings for entry in entries}
     record.keep_steps |= {entry.method: 1 if whole else entry.keeps_plans_for for entry in entries}
     call = partial(generate, pipe, arguments, args.steps) if whole else step
+    for place, entry in enumerate(entries):
+        calibrate(pipe, entry.method, partial(call, 0))
+        if fewer := steps_of(entry.method):
+            entries[place] = replace(entry, call=partial(generate, pipe, arguments, fewer))
     done = finished_rounds(record.runs, size, todo)
     numbers = [number for number in range(args.repeats) if number not in done]
     record.runs = [run for run in record.runs if run.size != size or run.round in done]
     if not numbers:
         return
     progress = partial(tell, f"{size[0]} x {size[1]}")
-    for runs in rounds(call, entries, size, numbers, torch.device(args.device), whole, progress):
+    count, flops = partial(counted, pipe) if whole and not args.no_count else None, {}
+    device = torch.device(args.device)
+    for runs in rounds(call, entries, size, numbers, device, whole, progress, count, flops):
+        record.add_work(size, {(entry.method, entry.ratio): flops.get(entry.label) for entry in entries})
         record.runs += runs
         if args.json:
             record.save(args.json)

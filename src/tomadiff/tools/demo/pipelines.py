@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -97,9 +98,10 @@ class EmojiPipeline(DiffusionPipeline, ABC):
             raise ValueError(f"latents must have shape {shape}, got {tuple(latents.shape)}")
         latents = latents.to(device, dtype)
 
-        sigmas = np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)
-        self.scheduler.set_timesteps(sigmas=sigmas, device=device)
+        self._set_timesteps(num_inference_steps, device)
         timesteps = self.scheduler.timesteps
+        draws = "generator" in inspect.signature(self.scheduler.step).parameters
+        noise = {"generator": generator} if draws else {}  # for stochastic sampling
         self._num_timesteps = len(timesteps)
         with self.progress_bar(total=len(timesteps)) as progress:
             for i, timestep in enumerate(timesteps):
@@ -109,7 +111,7 @@ class EmojiPipeline(DiffusionPipeline, ABC):
                 if guided:
                     text, no_text = velocity.chunk(2)
                     velocity = no_text + guidance_scale * (text - no_text)
-                latents = self.scheduler.step(velocity, timestep, latents, return_dict=False)[0]
+                latents = self.scheduler.step(velocity, timestep, latents, return_dict=False, **noise)[0]
                 if callback_on_step_end is not None:
                     latents = callback_on_step_end(self, i, timestep, {"latents": latents})["latents"]
                 progress.update()
@@ -121,6 +123,14 @@ class EmojiPipeline(DiffusionPipeline, ABC):
             )
         self.maybe_free_model_hooks()
         return ImagePipelineOutput(images=images) if return_dict else (images,)
+
+    def _set_timesteps(self, steps: int, device: torch.device) -> None:
+        """Equal steps from 1 down to 0; multistep solvers can't start at 1, and set their own."""
+        takes = inspect.signature(self.scheduler.set_timesteps).parameters
+        if "sigmas" in takes and not self.scheduler.config.get("use_flow_sigmas"):
+            self.scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), device=device)
+        else:
+            self.scheduler.set_timesteps(steps, device=device)
 
     @property
     def num_timesteps(self) -> int:

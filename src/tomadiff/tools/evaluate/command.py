@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from PIL import Image
 
-from tomadiff.models import Family, family_of
+from tomadiff.models import Family, find_family
 from tomadiff.runtime.files import write_whole
 from tomadiff.runtime.registration import denoiser
+from tomadiff.tools import samplers
 from tomadiff.tools.demo.embedded import EMBEDDED
 from tomadiff.tools.generate import add_request_arguments
 from tomadiff.tools.loading import add_device_arguments, check_device, load
-from tomadiff.tools.method_spec import CACHES, DENSE, NAMES, OURS, check_fit, pairs, warn_of_files
+from tomadiff.tools.method_spec import DENSE, NAMES, OURS, check_fit, pairs, warn_of_files
 
 from . import scores, summary
 from .engines import local
@@ -57,9 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="M",
         help=f"any of {', '.join(name for name in NAMES if name != 'ideal')}; single "
-        f"settings follow a colon, as in {OURS}:where=span; "
-        "a settings file (FILE.json); "
-        f"diffusers' caches, {', '.join(CACHES)}, alone or joined by a plus "
+        f"settings follow a colon, as in {OURS}:interval=3 and steps:13,solver=dpm++; a settings file "
+        f"(FILE.json); caches also joined by a plus, as in first-block+{OURS} "
         f"(default: {OURS}); {DENSE} is always there",
     )
     parser.add_argument("--ratio", type=float, nargs="+", help="shares of tokens removed (default: 0.5)")
@@ -125,6 +125,11 @@ def add_drawing_arguments(
         "--seeds", type=int, default=seeds, help="pictures for each prompt, with seeds 0, 1, ... (default: 1)"
     )
     add_request_arguments(parser)
+    parser.add_argument(
+        "--scheduler",
+        choices=samplers.NAMES,
+        help="for models that predict noise, or for those that match flows (default: the pipeline's own)",
+    )
     add_device_arguments(parser)
     parser.add_argument("--threads", type=int, help="of the CPU, for each worker")
 
@@ -206,9 +211,11 @@ def check_gpus(device: str, gpus_per_worker: float) -> None:
 def make_job(args: argparse.Namespace, prompts: Sequence[str]) -> Job:
     """Loads the model once to see what it allows, before hours of work."""
     pipe = load(args.model, "cpu", args.dtype)
+    if args.scheduler:
+        pipe.scheduler = samplers.scheduler_by_name(args.scheduler, pipe.scheduler)
     check_prompts(pipe, prompts)
     model = denoiser(pipe)[0]
-    family, methods = family_of(model), [way for way in args.methods or [OURS] if way != DENSE]
+    family, methods = find_family(model), [way for way in args.methods or [OURS] if way != DENSE]
     ways, left_out = pairs(methods, args.ratio, family)
     check_fit(pipe, ways)
     warn_of_files(methods, model)
@@ -226,6 +233,7 @@ def job_of(args: argparse.Namespace, ways: Sequence[Way], family: Family | None)
         steps=args.steps,
         size=tuple(args.size) if args.size else None,
         guidance=args.guidance,
+        scheduler=args.scheduler,
         dtype=args.dtype,
         device=args.device,
         threads=args.threads or torch.get_num_threads(),  # rounding depends on it
@@ -277,6 +285,7 @@ def judge(store: Store, asked: Sequence[Row], judges: scores.Judges) -> None:
     content = {"job": store.job.to_dict(), "lines": lines, "not available": judges.unavailable}
     write_whole(store.folder / "summary.json", lambda path: path.write_text(json.dumps(content, indent=1)))
     write_whole(store.folder / "summary.md", lambda path: path.write_text(text + "\n"))
+    write_whole(store.folder / "summary.csv", lambda path: summary.write_csv(lines, path))
     print(text)
     if len(ways) > 1 and any(line.get("psnr") is not None for line in lines):
         try:

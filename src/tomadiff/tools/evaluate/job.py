@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import uuid
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from PIL import Image
 
 from tomadiff.runtime.machine import versions
+from tomadiff.tools.denoiser_flops import counted
 from tomadiff.tools.generate import Request, draw
 from tomadiff.tools.loading import load
-from tomadiff.tools.method_spec import DENSE, label, switched_on
+from tomadiff.tools.method_spec import DENSE, calibrate, label, lists_steps, steps_of, switched_on
+from tomadiff.tools.samplers import scheduler_by_name
 
 from .pictures import as_tensor
 
@@ -31,6 +33,7 @@ class Job:
     steps: int | None = None
     size: tuple[int, int] | None = None
     guidance: float | None = None
+    scheduler: str | None = None  # by name (see `samplers`); None is the pipeline's own
     dtype: str = "fp32"
     device: str = "cpu"
     threads: int | None = None
@@ -51,6 +54,7 @@ class Work:
     prompt: str
     seed: int
     ways: tuple[Way, ...]
+    counted: tuple[Way, ...] = ()  # those of them whose work is counted, too
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Drawing:
     seconds: float
     painter: str  # times compare only if one painter took both
     png: bytes
+    flops: int | None = None  # of the denoiser, where they were counted
 
     @property
     def label(self) -> str:
@@ -80,22 +85,33 @@ class Painter:
         self.name = uuid.uuid4().hex[:12]
         self.pipe = load(job.model, job.device, job.dtype)
         self.pipe.set_progress_bar_config(disable=True)
+        if job.scheduler:
+            self.pipe.scheduler = scheduler_by_name(job.scheduler, self.pipe.scheduler)
         self.warm: set[Way] = set()
 
     def draw(self, work: Work, way: Way) -> Drawing:
         job = self.job
-        request = Request(work.prompt, work.seed, job.steps, job.size, job.guidance)
+        dense = Request(work.prompt, work.seed, job.steps, job.size, job.guidance)
+        request = replace(dense, steps=steps_of(way[0]) or job.steps)
         if way not in self.warm:  # whoever goes first pays for warming up
-            with switched_on(self.pipe, *way), warnings.catch_warnings():
+            calibrate(self.pipe, way[0], lambda: draw(self.pipe, dense))
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the picture itself will tell
-                draw(
-                    self.pipe, Request(work.prompt, work.seed, 2, job.size, job.guidance)
-                )  # one may be dense
+                short = request if lists_steps(way[0]) else replace(request, steps=2)  # one may be dense
+                self._once(way, short)
             self.warm.add(way)
-        torch.manual_seed(work.seed)  # for ways that draw random numbers of their own, as tomesd does
-        with switched_on(self.pipe, *way):  # anew: nothing of the warm-up may be left
-            picture, seconds = draw(self.pipe, request)
-        return Drawing(work.prompt, work.seed, *way, seconds, self.name, encode(picture))
+        picture, seconds = self._once(way, request)  # anew: nothing of the warm-up may be left
+        flops = None
+        if way in work.counted:
+            with counted(self.pipe) as counts:
+                self._once(way, request)
+            flops = counts.flops
+        return Drawing(work.prompt, work.seed, *way, seconds, self.name, encode(picture), flops)
+
+    def _once(self, way: Way, request: Request) -> tuple[Image.Image, float]:
+        torch.manual_seed(request.seed)  # for ways that draw random numbers of their own, as tomesd does
+        with switched_on(self.pipe, *way):
+            return draw(self.pipe, request)
 
 
 def encode(picture: Image.Image) -> bytes:

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from dataclasses import asdict
-from importlib.metadata import version
 from typing import Any
 
 from tomadiff.models import Family
-from tomadiff.tools.method_spec import CACHES, DENSE, TOMESD, TOMESD_SETTINGS, configuration, parse
+from tomadiff.tools.method_spec import DENSE, configuration, parse, parts_of, rival_settings
+from tomadiff.tools.rivals import RIVALS
 
 
-def resolved(way: str, ratio: float, family: Family) -> dict[str, dict[str, Any]]:
+def resolved(way: str, ratio: float, family: Family | None) -> dict[str, dict[str, Any]]:
     """The settings of each part of a way, as JSON will have them, also those that nobody gave."""
-    found = {part: _part(part, ratio, family) for part in way.split("+")}
+    found = {part: _part(part, ratio, family) for part in parts_of(way)}
     return json.loads(json.dumps(found, default=str))
 
 
-def _part(part: str, ratio: float, family: Family) -> dict[str, Any]:
-    name, settings = parse(part)
+def _part(part: str, ratio: float, family: Family | None) -> dict[str, Any]:
+    name, _ = parse(part)
     if name == DENSE:
         return {}
-    if name == TOMESD:
-        import tomesd
-
-        known = inspect.signature(tomesd.apply_patch).parameters.values()
-        defaults = {p.name: p.default for p in known if p.default is not p.empty}
-        return {"version": version("tomesd"), **defaults, "ratio": ratio, **TOMESD_SETTINGS, **settings}
-    if name in CACHES:
-        return asdict(CACHES[name](**settings))
+    if name in RIVALS:
+        return RIVALS[name].resolved(rival_settings(part, ratio))
     return configuration(part, ratio, family).to_dict()

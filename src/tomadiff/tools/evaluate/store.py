@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from tomadiff.runtime.files import check_folder, write_whole
+from tomadiff.tools.method_spec import decides
 
 from .job import Drawing, Job, Work
 
 Key = tuple[str, int, str, float]  # prompt, seed, way, ratio
 Row = dict[str, Any]
+COUNTED = 3  # pictures whose work is counted, where it differs from picture to picture
 FIELDS = {"prompt", "seed", "way", "ratio", "seconds", "painter", "file", "sha256"}
 
 
@@ -49,16 +51,22 @@ class Store:
             "file": str(file),
             "sha256": hashlib.sha256(drawing.png).hexdigest(),
         }
+        if drawing.flops is not None:
+            row["flops"] = drawing.flops
         append(self.folder / "rows.jsonl", row)
         self.rows[key] = row
 
     def missing(self, prompts: Sequence[str], seeds: Iterable[int]) -> list[Work]:
-        """What is still to be drawn; there and back through the ways, so that nobody always goes first."""
+        """What is still to be drawn; there and back through the ways, so that nobody always goes first.
+
+        The work is counted in the first pictures: in one, or in some where it differs between pictures.
+        """
         works: list[Work] = []
-        for prompt, seed in _cases(prompts, seeds):
+        for number, (prompt, seed) in enumerate(_cases(prompts, seeds)):
             ways = tuple(way for way in self.job.ways if (prompt, seed, *way) not in self.rows)
+            counted = tuple(way for way in ways if number < (COUNTED if decides(way[0]) else 1))
             if ways:
-                works.append(Work(prompt, seed, ways[::-1] if len(works) % 2 else ways))
+                works.append(Work(prompt, seed, ways[::-1] if len(works) % 2 else ways, counted))
         return works
 
     def asked(self, prompts: Sequence[str], seeds: Iterable[int]) -> list[Row]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
 from tomadiff.runtime.files import write_whole
 from tomadiff.tools.drawing import contact_sheet, markdown
-from tomadiff.tools.method_spec import OURS, label, parse
+from tomadiff.tools.method_spec import OURS, label, parse, parts_of
 
+from .curves import curves
 from .job import REFERENCE, Way
 from .scores import PSNR_MOST
 from .store import Row, case_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FULL_RANK = 2048  # pictures: the channels that FID looks at
 # name: (title, digits, higher is better)
@@ -45,6 +50,7 @@ def summarise(rows: Sequence[Row], ways: Sequence[Way], sets: dict[str, dict[str
         speedups = [d["seconds"] / row["seconds"] for d, row in pairs if d["painter"] == row["painter"]]
         line["pairs"] = len(speedups)
         line["speedup"] = statistics.median(speedups) if speedups else None
+        line["work"] = _work(mine, dense.values())
         for metric in METRICS:
             values = [row[metric] for row in mine if row.get(metric) is not None]
             # the dense picture can't be compared with itself, only with its prompt
@@ -54,6 +60,13 @@ def summarise(rows: Sequence[Row], ways: Sequence[Way], sets: dict[str, dict[str
         line |= sets.get(label(way, ratio), {})
         found.append(line)
     return found
+
+
+def _work(mine: Sequence[Row], dense: Iterable[Row]) -> float | None:
+    """The share of the dense denoiser's FLOPs; all dense pictures of a job take the same."""
+    counted = [row["flops"] for row in mine if row.get("flops") is not None]
+    whole = [row["flops"] for row in dense if row.get("flops")]
+    return statistics.fmean(counted) / whole[0] if counted and whole else None
 
 
 def worst_tenth(values: Sequence[float], higher_is_better: bool) -> float:
@@ -73,15 +86,27 @@ def table(lines: Sequence[Row], unavailable: dict[str, str]) -> str:
         "speed-up": [f"{line['speedup']:.2f}x" if line["speedup"] else "-" for line in lines],
         "pairs": [str(line["pairs"] or "-") for line in lines],
     }
+    if any(line.get("work") for line in lines):
+        columns["work"] = [f"{line['work']:.3f}" if line.get("work") else "-" for line in lines]
     for metric in shown:
         title = METRICS[metric][0] + (" (worst tenth)" if metric == "psnr" else "")
         columns[title] = [_cell(line, metric, unavailable) for line in lines]
     return "\n\n".join([markdown(columns), *_notes(lines, unavailable)])
 
 
+def write_csv(lines: Sequence[Row], path: Path) -> None:
+    """One row for each way."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, dict.fromkeys(name for line in lines for name in line))
+        writer.writeheader()
+        writer.writerows(lines)
+
+
 def _notes(lines: Sequence[Row], unavailable: dict[str, str]) -> Iterator[str]:
     for metric, how in unavailable.items():
         yield f"{METRICS[metric][0]} is not available: {how}"
+    if any(line.get("work") for line in lines):
+        yield "Work is the counted share of the FLOPs that the dense model takes for a whole generation."
     if any(line["pairs"] < line["pictures"] for line in lines):
         yield (
             "A speed-up rests on pairs of a dense picture and another that one worker drew in one session. "
@@ -105,14 +130,26 @@ def _cell(line: Row, metric: str, unavailable: dict[str, str]) -> str:
     _, digits, _ = METRICS[metric]
     if line.get(metric) is None:
         return "-"
+    if metric == "psnr" and _is_equal(line):
+        return "equal"
     worst = line.get(f"{metric}_worst")
     return f"{line[metric]:.{digits}f}" + (f" ({worst:.{digits}f})" if metric == "psnr" else "")
 
 
-def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> None:
-    """Quality against speed, a curve for each way over its ratios, and the front that nothing beats.
+def _is_equal(line: Row) -> bool:
+    """Whether all pictures are the dense ones, to the bit."""
+    return line["identical"] == line["pictures"]
 
-    Dense is at 1x, and perfect: a line, since its PSNR is infinite. So what is slower is on no front.
+
+def _is_ours(way: str) -> bool:
+    return any(parse(part)[0] == OURS for part in parts_of(way))
+
+
+def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> None:
+    """Quality against the counted work, where it is known, and against speed, with the front nothing beats.
+
+    Ways that differ only in a number are one curve. Dense is perfect: a line, since its PSNR is infinite; and
+    what costs more than dense is on no front.
     """
     try:
         import matplotlib
@@ -121,28 +158,42 @@ def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> No
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    points = [line for line in lines if line.get(metric) is not None and line["speedup"]]
-    figure, axis = pyplot.subplots(figsize=(8.5, 5.2), dpi=110)
-    for number, way in enumerate(dict.fromkeys(line["way"] for line in points)):
-        mine = sorted((line for line in points if line["way"] == way), key=lambda line: line["ratio"])
-        curve = [(line["speedup"], line[metric]) for line in mine]
-        ours = any(parse(part)[0] == OURS for part in way.split("+"))
-        axis.plot(*zip(*curve), marker="os^Dv"[number // 10 % 5], linewidth=2.2 if ours else 1.3, label=way)
-    axis.axvline(1, color="grey", linewidth=1, label="dense", zorder=0)
-    front = pareto(
-        [(line["speedup"], line[metric]) for line in points if line["speedup"] > 1], METRICS[metric][2]
+    points = [line for line in lines if line.get(metric) is not None and not _is_equal(line)]
+    titles = {"work": "share of the model's work (FLOPs)", "speedup": "speed-up over dense"}
+    shown = [axis for axis in titles if any(line.get(axis) for line in points)]
+    figure, axes = pyplot.subplots(
+        1, len(shown) or 1, figsize=(3.5 + 5 * (len(shown) or 1), 5.2), dpi=110, sharey=True, squeeze=False
     )
-    if len(front) > 1:
-        axis.plot(*zip(*front), color="black", linestyle=":", linewidth=1, label="front", zorder=0)
-    axis.set_xlabel("speed-up over dense")
-    axis.set_ylabel(METRICS[metric][0])
-    axis.set_title(title, fontsize=10)
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1))
+    curve_of = curves([(line["way"], line["ratio"]) for line in points])
+    for name, axis in zip(shown, axes[0]):
+        _panel(axis, [line for line in points if line.get(name)], name, metric, curve_of)
+        axis.set_xlabel(titles[name])
+    axes[0][0].set_ylabel(METRICS[metric][0])
+    figure.suptitle(title, fontsize=10)
+    axes[0][-1].legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1))
     figure.tight_layout()
     write_whole(path, lambda partial: figure.savefig(partial, format="png"))
     pyplot.close(figure)
+
+
+def _panel(axis: Axes, points: Sequence[Row], name: str, metric: str, curve_of: dict[Way, str]) -> None:
+    for number, curve in enumerate(dict.fromkeys(curve_of.values())):
+        mine = [line for line in points if curve_of[line["way"], line["ratio"]] == curve]
+        if not mine:
+            continue
+        xy = sorted((line[name], line[metric]) for line in mine)
+        ours = any(_is_ours(line["way"]) for line in mine)
+        style = {"color": f"C{number % 10}", "marker": "os^Dv"[number // 10 % 5]}
+        axis.plot(*zip(*xy), **style, linewidth=2.2 if ours else 1.3, label=curve)
+    axis.axvline(1, color="grey", linewidth=1, label="dense", zorder=0)
+    # work is better the less there is of it: its inverse is a speed
+    speeds = [(1 / line[name] if name == "work" else line[name], line[metric]) for line in points]
+    front = pareto([point for point in speeds if point[0] > 1], METRICS[metric][2])
+    if len(front) > 1:
+        xy = [(1 / speed if name == "work" else speed, quality) for speed, quality in front]
+        axis.plot(*zip(*xy), color="black", linestyle=":", linewidth=1, label="front", zorder=0)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def pareto(points: Sequence[tuple[float, float]], higher_is_better: bool) -> list[tuple[float, float]]:
@@ -164,7 +215,7 @@ def cases(
     shown = [REFERENCE, *(way for way in ways if way != REFERENCE)]
     drawn = [{case_of(row) for row in rows if (row["way"], row["ratio"]) == way} for way in shown]
     common = set.intersection(*drawn)
-    ours = [way for way in shown if any(parse(part)[0] == OURS for part in way[0].split("+"))]
+    ours = [way for way in shown if _is_ours(way[0])]
     judge = ours[0] if ours else shown[1]
     judged = sorted(
         (row for row in rows if (row["way"], row["ratio"]) == judge and case_of(row) in common),
