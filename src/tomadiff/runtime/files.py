@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -14,6 +15,14 @@ def cache() -> Path:
     if folder := os.environ.get("TOMADIFF_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tomadiff"
+
+
+def parse_json(text: str | bytes) -> Any:
+    """As `json.loads`, with a ValueError also for what is nested too deep to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
 
 
 def check_writable(path: Path) -> None:

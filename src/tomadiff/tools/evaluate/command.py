@@ -19,7 +19,7 @@ from tomadiff.runtime.files import write_whole
 from tomadiff.runtime.registration import denoiser
 from tomadiff.tools.demo.embedded import EMBEDDED
 from tomadiff.tools.generate import add_request_arguments
-from tomadiff.tools.loading import add_device_arguments, check_device, load
+from tomadiff.tools.loading import add_device_arguments, add_trust_argument, check_device, load
 from tomadiff.tools.method_spec import CACHES, DENSE, NAMES, OURS, check_fit, pairs, warn_of_files
 
 from . import scores, summary
@@ -126,6 +126,7 @@ def add_drawing_arguments(
     )
     add_request_arguments(parser)
     add_device_arguments(parser)
+    add_trust_argument(parser)
     parser.add_argument("--threads", type=int, help="of the CPU, for each worker")
 
 
@@ -205,7 +206,7 @@ def check_gpus(device: str, gpus_per_worker: float) -> None:
 
 def make_job(args: argparse.Namespace, prompts: Sequence[str]) -> Job:
     """Loads the model once to see what it allows, before hours of work."""
-    pipe = load(args.model, "cpu", args.dtype)
+    pipe = load(args.model, "cpu", args.dtype, trust_remote_code=args.trust_remote_code)
     check_prompts(pipe, prompts)
     model = denoiser(pipe)[0]
     family, methods = family_of(model), [way for way in args.methods or [OURS] if way != DENSE]
@@ -229,6 +230,7 @@ def job_of(args: argparse.Namespace, ways: Sequence[Way], family: Family | None)
         dtype=args.dtype,
         device=args.device,
         threads=args.threads or torch.get_num_threads(),  # rounding depends on it
+        trust_remote_code=args.trust_remote_code,
     )
 
 

@@ -36,10 +36,12 @@ class Job:
     threads: int | None = None
     settings: dict[Way, dict[str, Any]] = field(default_factory=dict)  # see `resolved`
     versions: dict[str, str] = field(default_factory=versions)
+    trust_remote_code: bool = False  # which pictures don't depend on
 
     def to_dict(self) -> dict[str, Any]:
         """As for JSON: each way with its settings."""
-        found = {name: value for name, value in asdict(self).items() if name not in ("ways", "settings")}
+        apart = ("ways", "settings", "trust_remote_code")
+        found = {name: value for name, value in asdict(self).items() if name not in apart}
         found["size"] = list(self.size) if self.size else None
         return found | {"ways": {label(*way): self.settings.get(way, {}) for way in self.ways}}
 
@@ -78,7 +80,7 @@ class Painter:
             torch.set_num_threads(job.threads)
         self.job = job
         self.name = uuid.uuid4().hex[:12]
-        self.pipe = load(job.model, job.device, job.dtype)
+        self.pipe = load(job.model, job.device, job.dtype, trust_remote_code=job.trust_remote_code)
         self.pipe.set_progress_bar_config(disable=True)
         self.warm: set[Way] = set()
 

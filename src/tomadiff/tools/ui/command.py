@@ -17,7 +17,7 @@ from types import FrameType
 import torch
 
 from tomadiff.tools.demo.embedded import EMBEDDED
-from tomadiff.tools.loading import add_device_arguments
+from tomadiff.tools.loading import add_device_arguments, add_trust_argument
 
 from .studio import Studio
 
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{' or '.join(EMBEDDED)}, a folder, or a hub id (default: %(default)s)",
     )
     add_device_arguments(parser)
+    add_trust_argument(parser)
     parser.add_argument("--threads", type=int, help="of the CPU (default: torch's own)")
     parser.add_argument(
         "--out", type=Path, help="folder for what is exported (default: one that goes at the end)"
@@ -75,7 +76,9 @@ def serve(args: argparse.Namespace, folder: Path, auth: tuple[str, str] | None) 
     from .page import build
     from .server import launch
 
-    studio = Studio(args.model, args.device, args.dtype, args.max_size, args.max_steps)
+    studio = Studio(
+        args.model, args.device, args.dtype, args.max_size, args.max_steps, args.trust_remote_code
+    )
     blocks = build(studio, folder, args.allow_models)
     url = launch(
         blocks,

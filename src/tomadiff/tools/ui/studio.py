@@ -24,9 +24,16 @@ class Studio:
     """A pipeline, and who uses it now. Everything that draws goes through `_working`."""
 
     def __init__(
-        self, model: str, device: str = "cpu", dtype: str = "fp32", side: int | None = None, steps: int = 100
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str = "fp32",
+        side: int | None = None,
+        steps: int = 100,
+        trust_remote_code: bool = False,
     ) -> None:
         self.own_model, self.device, self.dtype = model, device, dtype
+        self._trusts_own = trust_remote_code  # never a model that the page chose
         self._side, self._steps = side, steps
         self._alone = threading.Lock()
         self._worker: str | None = None
@@ -38,7 +45,8 @@ class Studio:
         self._take(model)
 
     def _take(self, model: str) -> None:
-        pipe = load(model, self.device, self.dtype)
+        trusted = self._trusts_own and model == self.own_model
+        pipe = load(model, self.device, self.dtype, trust_remote_code=trusted)
         if "callback_on_step_end" not in inspect.signature(pipe.__call__).parameters:
             raise ValueError(
                 f"{type(pipe).__name__} takes no callback_on_step_end, so it can't be watched or stopped: "
