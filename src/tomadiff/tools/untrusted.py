@@ -64,10 +64,12 @@ def check_index(index: dict[str, Any], where: Any) -> type[DiffusionPipeline]:
 
 def check_model(folder: Path) -> type[ModelMixin]:
     """The class of the single model in a folder, once nothing in it can run code."""
-    name = read_object(folder / "config.json").get("_class_name")
+    config = read_object(folder / "config.json")
+    name = config.get("_class_name")
     kind = _class(diffusers, name, folder / "config.json") if isinstance(name, str) else object
     if not issubclass(kind, ModelMixin):
-        raise ValueError(f"{folder} holds {name or 'something'}, which is no model of diffusers")
+        found = name or config.get("architectures", "something")  # as transformers has it
+        raise ValueError(f"{folder} holds {found}, which is no model of diffusers")
     check_files(folder)
     check_weights(folder)
     return kind

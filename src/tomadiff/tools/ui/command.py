@@ -19,6 +19,7 @@ import torch
 from tomadiff.tools.demo.embedded import EMBEDDED
 from tomadiff.tools.loading import add_device_arguments, add_trust_argument
 
+from .listeners import Listeners
 from .studio import Studio
 
 
@@ -79,6 +80,7 @@ def serve(args: argparse.Namespace, folder: Path, auth: tuple[str, str] | None) 
     studio = Studio(
         args.model, args.device, args.dtype, args.max_size, args.max_steps, args.trust_remote_code
     )
+    studio.listeners = listeners = Listeners()
     blocks = build(studio, folder, args.allow_models)
     url = launch(
         blocks,
@@ -88,6 +90,7 @@ def serve(args: argparse.Namespace, folder: Path, auth: tuple[str, str] | None) 
         auth=auth,
         most_waiting=args.max_queue,
         only_here=is_loopback(args.host),
+        listeners=listeners,
         open_browser=args.open,
     )
     print(f"tomadiff ui: {args.model} at {url} (Ctrl-C ends it)", flush=True)
