@@ -8,7 +8,7 @@ from typing import Any
 
 from tomadiff.tools.evaluate.engines import local
 from tomadiff.tools.evaluate.job import REFERENCE, Job
-from tomadiff.tools.evaluate.store import Store, read_rows
+from tomadiff.tools.evaluate.store import FIELDS, Store, read_rows
 
 WAYS = (REFERENCE, ("tomadiff", 0.5), ("tomesd", 0.5))
 JOB = Job("emoji-unet", WAYS, steps=2, size=(32, 32), threads=1)
@@ -36,7 +36,9 @@ def fill(store: Store, prompts: list[str] = PROMPTS, seeds: tuple[int, ...] = (0
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     """The rows of a folder, without what differs from run to run."""
     differs = ("seconds", "painter")
-    rows = [{k: v for k, v in row.items() if k not in differs} for row in read_rows(folder / "rows.jsonl")]
+    rows = [
+        {k: v for k, v in row.items() if k not in differs} for row in read_rows(folder / "rows.jsonl", FIELDS)
+    ]
     return sorted(rows, key=lambda row: row["file"])
 
 

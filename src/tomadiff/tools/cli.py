@@ -296,6 +296,8 @@ def prepare(args: argparse.Namespace) -> tuple[Any, Request]:
     """The pipeline and what to ask of it; mistakes come up before anything long starts."""
     check_output(args.output)
     check_seed(args.seed)
+    if not args.prompt.strip():
+        raise ValueError("there is no prompt: say what to draw")
     if args.settings is not None and (args.preset is not None or chosen(args)):
         raise ValueError(f"--settings {args.settings} has all settings in it: leave out the others")
     if args.settings is not None:

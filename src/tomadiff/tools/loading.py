@@ -26,6 +26,7 @@ from .untrusted import (
 )
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+MAX_THREADS = 1024
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,12 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"can't use device {device!r} here: {reason}") from error
+
+
+def check_threads(threads: int | None) -> None:
+    """More than a machine can start would end the process without a word."""
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise ValueError(f"--threads {threads} must be from 1 to {MAX_THREADS}")
 
 
 def load(

@@ -16,8 +16,6 @@ from tomadiff.tools.generate import Request, draw
 from tomadiff.tools.loading import load
 from tomadiff.tools.method_spec import DENSE, label, switched_on
 
-from .pictures import as_tensor
-
 Way = tuple[str, float]  # a name (see `named`) and a ratio
 REFERENCE: Way = (DENSE, 0.0)
 
@@ -104,9 +102,3 @@ def encode(picture: Image.Image) -> bytes:
     buffer = io.BytesIO()
     picture.convert("RGB").save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def decode(png: bytes) -> torch.Tensor:
-    """[3, H, W] in [0, 1]."""
-    with Image.open(io.BytesIO(png)) as picture:
-        return as_tensor([picture])[0]

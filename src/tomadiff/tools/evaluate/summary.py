@@ -121,6 +121,7 @@ def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> No
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    matplotlib.rcParams["text.parse_math"] = False  # a prompt with dollars is no formula
     points = [line for line in lines if line.get(metric) is not None and line["speedup"]]
     figure, axis = pyplot.subplots(figsize=(8.5, 5.2), dpi=110)
     for number, way in enumerate(dict.fromkeys(line["way"] for line in points)):

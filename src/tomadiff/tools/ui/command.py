@@ -17,7 +17,7 @@ from types import FrameType
 import torch
 
 from tomadiff.tools.demo.embedded import EMBEDDED
-from tomadiff.tools.loading import add_device_arguments, add_trust_argument
+from tomadiff.tools.loading import add_device_arguments, add_trust_argument, check_threads
 
 from .listeners import Listeners
 from .studio import Studio
@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Show what merging does in the browser: pictures dense and merged, merge maps, sweeps."""
     auth = check_access(args.host, args.auth, args.no_auth)
-    for name in ("threads", "max_size", "max_steps", "max_queue"):
+    check_threads(args.threads)
+    for name in ("max_size", "max_steps", "max_queue"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
