@@ -11,8 +11,9 @@ from comparison import mostly_alike
 from torch import Tensor
 
 from tomadiff.tools.evaluate.engines import local
-from tomadiff.tools.evaluate.job import REFERENCE, Job, decode
-from tomadiff.tools.evaluate.store import Store, read_rows
+from tomadiff.tools.evaluate.job import REFERENCE, Job
+from tomadiff.tools.evaluate.pictures import read_picture
+from tomadiff.tools.evaluate.store import FIELDS, Store, read_rows
 
 WAYS = (REFERENCE, ("tomadiff", 0.5), ("tomesd", 0.5))
 JOB = Job("emoji-unet", WAYS, steps=2, size=(32, 32), threads=1)
@@ -40,13 +41,14 @@ def fill(store: Store, prompts: list[str] = PROMPTS, seeds: tuple[int, ...] = (0
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     """The rows of a folder, without what differs from run to run, or by rounding."""
     differs = ("seconds", "painter", "sha256")
-    rows = [{k: v for k, v in row.items() if k not in differs} for row in read_rows(folder / "rows.jsonl")]
+    rows = read_rows(folder / "rows.jsonl", FIELDS)
+    rows = [{k: v for k, v in row.items() if k not in differs} for row in rows]
     return sorted(rows, key=lambda row: row["file"])
 
 
 def pictures_of(folder: Path) -> Tensor:
     """[B, 3, H, W], in the order of the rows"""
-    return torch.stack([decode((folder / row["file"]).read_bytes()) for row in rows_of(folder)])
+    return torch.cat([read_picture(folder / row["file"]) for row in rows_of(folder)])
 
 
 def same_pictures(a: Path, b: Path) -> bool:

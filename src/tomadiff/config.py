@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from .core import kept
 from .errors import ConfigError
 
@@ -117,6 +119,8 @@ class Config:
     auto: bool = False
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, _plain(getattr(self, field.name)))
         self._check_choices(["method"])
         self._take_defaults()
         own = DEFAULTS[self.method]
@@ -308,7 +312,7 @@ class Config:
 
     def _check_modules(self) -> None:
         given = [self.modules] if isinstance(self.modules, str) else self.modules
-        if not isinstance(given, Collection) or not given or set(given) - set(MODULES):
+        if not isinstance(given, Collection) or not given or any(each not in MODULES for each in given):
             raise ConfigError(f"modules={self.modules!r} must be one or more of {_listed(MODULES)}")
         modules = tuple(module for module in MODULES if module in given)
         if modules != MODULES and self.where != "module":
@@ -401,6 +405,15 @@ def make(
 
 def _numbers(ratio: Ratio) -> Collection[float]:
     return ratio.values() if isinstance(ratio, Mapping) else (ratio,)
+
+
+def _plain(value: Any) -> Any:
+    """With Python's numbers for numpy's, which no file of settings could hold."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(part) for key, part in value.items()}
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
 
 
 def _is_int(value: object) -> bool:

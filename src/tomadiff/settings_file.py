@@ -14,7 +14,7 @@ from torch import nn
 
 from .config import Config, make
 from .errors import ConfigError
-from .runtime.files import write_whole
+from .runtime.files import parse_json, write_whole
 
 VERSION = 1  # of the file, which it opens with
 HEAD, PARTS = "tomadiff settings", ("config", "notes")
@@ -57,10 +57,10 @@ def load(path: str | PathLike[str]) -> Settings:
     config, notes = content.get("config"), content.get("notes", {})
     if not isinstance(config, dict) or not isinstance(notes, dict):
         raise ConfigError(f'{fspath(path)}: "config" must be an object with settings, and "notes" one, too')
-    given = {name: _revive(value) for name, value in config.items()}
     try:
+        given = {name: _revive(value) for name, value in config.items()}
         return Settings(make(None, None, given), notes, given)
-    except ConfigError as error:
+    except ValueError as error:
         raise ConfigError(f"{fspath(path)}: {error}") from error
 
 
@@ -79,7 +79,7 @@ def warn_of_another(path: str | PathLike[str], found: Settings, model: nn.Module
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))  # editors may put a mark in front
+        return parse_json(path.read_text(encoding="utf-8-sig"))  # editors may put a mark in front
     except OSError as error:
         raise ConfigError(
             f"{fspath(path)!r} can't be read as a settings file ({error.strerror}); presets are named with "

@@ -129,4 +129,4 @@ def test_a_folder_with_a_model_of_others_is_told(tmp_path: Path, capsys: pytest.
     config = CLIPTextConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1)
     CLIPTextModel(config).save_pretrained(tmp_path)
     assert main(["inspect", str(tmp_path)]) == 2
-    assert "holds CLIPTextModel, which is no model of diffusers" in capsys.readouterr().err
+    assert "holds ['CLIPTextModel'], which is no model of diffusers" in capsys.readouterr().err

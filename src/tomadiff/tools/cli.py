@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoModel, ModelMixin
 
 import tomadiff
 from tomadiff.config import CHOICES, PRESETS
@@ -30,7 +29,14 @@ from .evaluate import command as evaluation
 from .evaluate.metrics import psnr
 from .generate import Request, add_request_arguments, check_output, draw, save
 from .inspect import inspect_call
-from .loading import DTYPES, add_device_arguments, check_device, load
+from .loading import (
+    DTYPES,
+    add_device_arguments,
+    add_trust_argument,
+    check_device,
+    load,
+    load_model,
+)
 from .merge_map import Recorder
 from .ui import command as page
 
@@ -125,6 +131,7 @@ def parser() -> argparse.ArgumentParser:
     )
     inspecting.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of a pipeline: in pixels")
     add_device_arguments(inspecting)
+    add_trust_argument(inspecting)
     listing = command("families", families, "list the supported architectures")
     listing.add_argument("--refused", action="store_true", help="what is refused, and why, instead")
     listing.add_argument("--markdown", action="store_true", help="as in docs/families.md")
@@ -142,6 +149,7 @@ def add_picture_arguments(added: argparse.ArgumentParser, output: str) -> None:
     added.add_argument("--seed", type=int, default=0, help="of the noise (default: %(default)s)")
     add_request_arguments(added)
     add_device_arguments(added)
+    add_trust_argument(added)
     settings = added.add_argument_group("merging")
     settings.add_argument("--settings", type=Path, metavar="FILE", help="all of this, from a settings file")
     settings.add_argument(
@@ -265,14 +273,12 @@ def inspect(args: argparse.Namespace) -> None:
     if args.size and (is_class or (Path(args.model) / "config.json").exists()):
         raise ValueError(f"--size is for pipelines, and {args.model!r} is a model alone: leave it out")
     if (Path(args.model) / "config.json").exists():  # a model alone
-        model = AutoModel.from_pretrained(args.model, dtype=dtype).to(args.device)
-        if not isinstance(model, ModelMixin):
-            raise ValueError(f"{args.model} holds {type(model).__name__}, which is no model of diffusers")
+        model = load_model(Path(args.model), args.device, args.dtype)
         print(inspect_call(model, **dummy_inputs.arguments(model)))
         return
     if not is_class:
         names = [*EMBEDDED, "the model classes of diffusers"]
-        pipe = load(args.model, args.device, args.dtype, names)
+        pipe = load(args.model, args.device, args.dtype, names, args.trust_remote_code)
         size = {"height": args.size[0], "width": args.size[1]} if args.size else {}
         call, named = first_call(pipe, {"prompt": PROMPT, **size})
         model = denoiser(pipe)[0]
@@ -290,13 +296,15 @@ def prepare(args: argparse.Namespace) -> tuple[Any, Request]:
     """The pipeline and what to ask of it; mistakes come up before anything long starts."""
     check_output(args.output)
     check_seed(args.seed)
+    if not args.prompt.strip():
+        raise ValueError("there is no prompt: say what to draw")
     if args.settings is not None and (args.preset is not None or chosen(args)):
         raise ValueError(f"--settings {args.settings} has all settings in it: leave out the others")
     if args.settings is not None:
         load_settings(args.settings)
     elif args.preset is None:
         tomadiff.Config(**chosen(args))
-    pipe = load(args.model, args.device, args.dtype)
+    pipe = load(args.model, args.device, args.dtype, trust_remote_code=args.trust_remote_code)
     size = tuple(args.size) if args.size else None
     return pipe, Request(args.prompt, args.seed, args.steps, size, args.guidance)
 

@@ -7,20 +7,40 @@ import inspect
 from collections.abc import Iterable
 from pathlib import Path
 
+import huggingface_hub
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 
 from tomadiff.runtime.registration import denoiser
 
+from . import hub
 from .demo.embedded import EMBEDDED, load_embedded
+from .untrusted import (
+    EMBEDDED_CLASSES,
+    INDEX,
+    UntrustedModelError,
+    check_index,
+    check_model,
+    check_pipeline,
+    read_object,
+)
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+MAX_THREADS = 1024
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, mps, ... (default: %(default)s)")
     parser.add_argument(
         "--dtype", choices=list(DTYPES), default="fp32", help="of the weights (default: %(default)s)"
+    )
+
+
+def add_trust_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run Python code and read pickled weights that come with a model: it can do whatever you can",
     )
 
 
@@ -32,8 +52,18 @@ def check_device(device: str) -> None:
         raise ValueError(f"can't use device {device!r} here: {reason}") from error
 
 
+def check_threads(threads: int | None) -> None:
+    """More than a machine can start would end the process without a word."""
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise ValueError(f"--threads {threads} must be from 1 to {MAX_THREADS}")
+
+
 def load(
-    model: str, device: str = "cpu", dtype: str = "fp32", names: Iterable[str] = EMBEDDED
+    model: str,
+    device: str = "cpu",
+    dtype: str = "fp32",
+    names: Iterable[str] = EMBEDDED,
+    trust_remote_code: bool = False,
 ) -> DiffusionPipeline:
     """An embedded model by its name, or any pipeline by hub id or folder. `names`: what the caller knows."""
     check_device(device)
@@ -45,9 +75,20 @@ def load(
             "SomePipeline.from_single_file(FILE).save_pretrained(FOLDER) of diffusers makes"
         )
     try:
-        return DiffusionPipeline.from_pretrained(model, dtype=DTYPES[dtype]).to(device)
-    # the last two where the pipeline is of a class that this diffusers doesn't have, or its index is no index
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        folder = Path(model) if Path(model).is_dir() else _downloaded(model, trust_remote_code)
+        if trust_remote_code:
+            name = read_object(folder / INDEX).get("_class_name")
+            kind = (
+                EMBEDDED_CLASSES.get(name, DiffusionPipeline) if isinstance(name, str) else DiffusionPipeline
+            )
+            pipe = kind.from_pretrained(folder, dtype=DTYPES[dtype], trust_remote_code=True)
+        else:
+            pipe = check_pipeline(folder).from_pretrained(folder, dtype=DTYPES[dtype], use_safetensors=True)
+        return pipe.to(device)
+    except UntrustedModelError as error:
+        raise ValueError(f"won't load {model!r}: {error}") from error
+    # the last three where an index or a configuration is JSON, but not what diffusers takes it for
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         if Path(model).is_dir():
             tried = "no pipeline in this folder that diffusers can read"
         else:
@@ -55,6 +96,30 @@ def load(
         # where the hub is out of reach, what is raised is a long advice, and its cause says why
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise ValueError(f"can't load {model!r}: {tried} ({reason})") from error
+
+
+def _downloaded(model: str, trust_remote_code: bool) -> Path:
+    """The files of a pipeline on the hub; its index is checked first, since downloading may run it."""
+    trouble = hub.trouble()
+    offline = trouble is not None
+    try:
+        index = huggingface_hub.hf_hub_download(model, INDEX, local_files_only=offline)
+    except huggingface_hub.errors.LocalEntryNotFoundError as error:
+        raise ValueError(trouble or error) from error
+    if trust_remote_code:
+        return Path(DiffusionPipeline.download(model, local_files_only=offline, trust_remote_code=True))
+    check_index(read_object(Path(index)), f"{model}/{INDEX}")
+    return Path(DiffusionPipeline.download(model, local_files_only=offline, use_safetensors=True))
+
+
+def load_model(folder: Path, device: str, dtype: str) -> ModelMixin:
+    """A single model, without a pipeline."""
+    try:
+        kind = check_model(folder)
+        return kind.from_pretrained(folder, dtype=DTYPES[dtype], use_safetensors=True).to(device)
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"can't load {str(folder)!r}: {reason}") from error
 
 
 def usual_size(pipe: DiffusionPipeline) -> tuple[int, int] | None:

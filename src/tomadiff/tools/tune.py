@@ -18,7 +18,7 @@ from tomadiff import settings_file
 from tomadiff.config import Config, make
 from tomadiff.errors import ConfigError
 from tomadiff.models import Family, family_of
-from tomadiff.runtime.files import check_writable
+from tomadiff.runtime.files import check_writable, locked
 from tomadiff.runtime.machine import processor
 from tomadiff.runtime.registration import denoiser
 from tomadiff.runtime.sites import find
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         type=Path,
-        help="the settings file (default: settings_file.json in the folder)",
+        help="the settings file (default: settings.json in the folder)",
     )
     parser.add_argument(
         "--folder", type=Path, help="for pictures and times (default: tuning/ and the model's name)"
@@ -58,6 +58,11 @@ def run(args: argparse.Namespace) -> int:
     budget = {name: getattr(args, name) for name in BUDGETS if getattr(args, name) is not None}
     check(args, budget)
     prompts = load_prompts(args.prompts, args.limit)
+    with locked(args.folder):
+        return search(args, budget, prompts)
+
+
+def search(args: argparse.Namespace, budget: Budget, prompts: Sequence[str]) -> int:
     tuner = Tuner(args, budget, prompts)
     try:
         lines = tuner.search()

@@ -12,7 +12,7 @@ from tomadiff.config import Config
 from tomadiff.runtime.files import check_writable
 from tomadiff.tools.demo.embedded import EMBEDDED
 from tomadiff.tools.generate import finite
-from tomadiff.tools.loading import DTYPES, check_device
+from tomadiff.tools.loading import DTYPES, add_trust_argument, check_device, check_threads
 from tomadiff.tools.method_spec import NAMES, OURS
 
 from . import session
@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", choices=list(DTYPES), help="default: fp32, and fp16 with --expect")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, mps, ... (default: %(default)s)")
+    add_trust_argument(parser)
     parser.add_argument("--threads", type=int, help="of the CPU")
     parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
     parser.add_argument("--no-count", action="store_true", help="don't count FLOPs and launches")
@@ -96,7 +97,8 @@ def settle(args: argparse.Namespace) -> None:
         settle_expect(args)
     if args.protocol and args.steps is None:
         args.steps = ARCHITECTURES[args.model].steps if args.model in ARCHITECTURES else 50
-    for name in ("batch", "repeats", "steps", "threads"):
+    check_threads(args.threads)
+    for name in ("batch", "repeats", "steps"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name} {value} must be at least 1")

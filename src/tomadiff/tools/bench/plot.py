@@ -38,6 +38,7 @@ def plot(figures: Sequence[Row], title: str, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    matplotlib.rcParams["text.parse_math"] = False  # a model's name with dollars is no formula
     sizes = sorted({row["size"] for row in figures}, key=lambda size: size[0] * size[1])
     panels = len(sizes) + (len(sizes) > 1)
     figure, axes = pyplot.subplots(1, panels, figsize=(1.5 + 4.6 * panels, 4.6), squeeze=False, dpi=110)

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tomadiff.runtime.files import write_whole
-from tomadiff.tools.method_spec import DENSE, label
+from tomadiff.runtime.files import is_a, parse_json, write_whole
+from tomadiff.tools.method_spec import DENSE, label, parse
 
 from . import figures
-from .measure import Run
+from .measure import PARTS, Run
 
 
 @dataclass
@@ -47,13 +47,13 @@ class Record:
     def resume(self, path: Path) -> None:
         """Take over the runs of a file, if they were made in the same way."""
         try:
-            earlier = json.loads(path.read_text())
-            runs = [Run(**{**run, "size": tuple(run["size"])}) for run in earlier["runs"]]
+            earlier = parse_json(path.read_text())
+            runs = _whole_rounds([_run(row) for row in earlier["runs"]])
             about = dict(earlier["about"])
-            counts = [{**row, "size": tuple(row["size"])} for row in earlier["counts"]]
-            settings, keep_steps = earlier.get("settings", {}), earlier["keep_steps"]
-            if not all(run.seconds > 0 for run in runs):
-                raise ValueError("a run of no time")
+            counts = [_counted(row) for row in earlier["counts"]]
+            settings, keep_steps = dict(earlier.get("settings", {})), _numbers(earlier["keep_steps"])
+            if not all(steps > 0 for steps in keep_steps.values()):
+                raise ValueError("plans that are kept for no step")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"can't resume {path}, which is no record of a benchmark: {error}") from error
         # through JSON and back, tuples are lists on both sides
@@ -67,6 +67,52 @@ class Record:
             )
         self.runs, self.counts = runs, counts
         self.settings, self.keep_steps = settings, keep_steps
+
+
+def _run(row: dict[str, Any]) -> Run:
+    """A run, as it stands in a file."""
+    run = Run(**{**row, "size": _size(row["size"])})
+    kinds: dict[str, type] = {"method": str, "ratio": float, "round": int, "seconds": float}
+    kinds |= {"peak_bytes": int, "level_bytes": int}
+    parts = [f"{part}_seconds" for part in PARTS]
+    kinds |= {name: float for name in parts if getattr(run, name) is not None}
+    wrong = [name for name, kind in kinds.items() if not is_a(getattr(run, name), kind)]
+    if wrong or run.seconds <= 0:
+        raise ValueError(f"a run has no {' or '.join(wrong or ['seconds'])}")
+    parse(run.method)
+    return run
+
+
+def _whole_rounds(runs: Sequence[Run]) -> list[Run]:
+    """Without rounds in which not every method had its turn."""
+    turns: dict[tuple[int, int], dict[int, set[tuple[str, float]]]] = {}
+    for run in runs:
+        turns.setdefault(run.size, {}).setdefault(run.round, set()).add((run.method, run.ratio))
+    everybody = {size: set().union(*by_round.values()) for size, by_round in turns.items()}
+    return [run for run in runs if turns[run.size][run.round] == everybody[run.size]]
+
+
+def _counted(row: dict[str, Any]) -> figures.Row:
+    """What was counted of a method, as it stands in a file."""
+    if not is_a(row["method"], str) or not is_a(row["ratio"], float):
+        raise ValueError("a count is of no method and ratio")
+    counts = {name: value for name, value in row.items() if name not in ("size", "method")}
+    _numbers({name: value for name, value in counts.items() if value is not None})
+    return {"size": _size(row["size"]), "method": row["method"], **counts}
+
+
+def _size(value: Any) -> tuple[int, int]:
+    height, width = value
+    if not is_a(height, int) or not is_a(width, int):
+        raise ValueError(f"{value!r} is no size")
+    return height, width
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, Any]:
+    for name, value in values.items():
+        if not is_a(value, float):
+            raise ValueError(f"{name} is {value!r}, which is no number")
+    return values
 
 
 def finished_rounds(

@@ -116,7 +116,8 @@ def chosen(args: argparse.Namespace, model: nn.Module) -> list[tuple[str, float]
 
 def pipeline(args: argparse.Namespace) -> DiffusionPipeline:
     if args.model not in ARCHITECTURES:
-        pipe = load(args.model, args.device, args.dtype, [*ARCHITECTURES, *EMBEDDED])
+        names = [*ARCHITECTURES, *EMBEDDED]
+        pipe = load(args.model, args.device, args.dtype, names, args.trust_remote_code)
     else:
         print(f"building {ARCHITECTURES[args.model].title} with random weights...", file=sys.stderr)
         torch.manual_seed(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import sys
 import time
@@ -12,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
 from tomadiff.models import Family, find_family
-from tomadiff.runtime.files import write_whole
+from tomadiff.runtime.files import locked, write_whole
 from tomadiff.runtime.registration import denoiser
 from tomadiff.tools import samplers
 from tomadiff.tools.demo.embedded import EMBEDDED
 from tomadiff.tools.generate import add_request_arguments
-from tomadiff.tools.loading import add_device_arguments, check_device, load
+from tomadiff.tools.loading import add_device_arguments, add_trust_argument, check_device, check_threads, load
 from tomadiff.tools.method_spec import DENSE, NAMES, OURS, check_fit, pairs, warn_of_files
 
 from . import scores, summary
 from .engines import local
 from .engines import ray as ray_engine
 from .job import REFERENCE, Drawing, Job, Way, Work
+from .pictures import open_picture
 from .prompts import check_prompts, load_prompts
 from .resolved import resolved
 from .store import Row, Store, check_free, folder_for
@@ -131,6 +130,7 @@ def add_drawing_arguments(
         help="for models that predict noise, or for those that match flows (default: the pipeline's own)",
     )
     add_device_arguments(parser)
+    add_trust_argument(parser)
     parser.add_argument("--threads", type=int, help="of the CPU, for each worker")
 
 
@@ -145,7 +145,14 @@ def run(args: argparse.Namespace) -> int:
     prompts, seeds = load_prompts(args.prompts, args.limit), range(args.seeds)
     job = make_job(args, prompts)
     judges = make_judges(args)
-    store = Store(args.output, job, args.resume)
+    with locked(args.output):
+        return draw_and_judge(args, prompts, seeds, Store(args.output, job, args.resume), judges)
+
+
+def draw_and_judge(
+    args: argparse.Namespace, prompts: Sequence[str], seeds: range, store: Store, judges: scores.Judges
+) -> int:
+    """Draw what is missing, and show what there is in the end, also of what was interrupted."""
     if judges.unavailable:
         missing = ", ".join(summary.METRICS[metric][0] for metric in judges.unavailable)
         print(f"not available: {missing}; how to get them stands below the table", file=sys.stderr)
@@ -154,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
     works = store.missing(prompts, seeds)
     ended, status = "", 0
     try:
-        draw_all(store, works, engine(args, job, works))
+        draw_all(store, works, engine(args, store.job, works))
     except KeyboardInterrupt:
         ended, status = "interrupted", 130
     except ray_engine.ClusterError as error:
@@ -194,6 +201,7 @@ def check_counts(args: argparse.Namespace) -> None:
         value = getattr(args, name, None)
         if value is not None and value < 1:
             raise ValueError(f"--{name} {value} must be at least 1")
+    check_threads(args.threads)
 
 
 def check_gpus(device: str, gpus_per_worker: float) -> None:
@@ -210,7 +218,7 @@ def check_gpus(device: str, gpus_per_worker: float) -> None:
 
 def make_job(args: argparse.Namespace, prompts: Sequence[str]) -> Job:
     """Loads the model once to see what it allows, before hours of work."""
-    pipe = load(args.model, "cpu", args.dtype)
+    pipe = load(args.model, "cpu", args.dtype, trust_remote_code=args.trust_remote_code)
     if args.scheduler:
         pipe.scheduler = samplers.scheduler_by_name(args.scheduler, pipe.scheduler)
     check_prompts(pipe, prompts)
@@ -237,6 +245,7 @@ def job_of(args: argparse.Namespace, ways: Sequence[Way], family: Family | None)
         dtype=args.dtype,
         device=args.device,
         threads=args.threads or torch.get_num_threads(),  # rounding depends on it
+        trust_remote_code=args.trust_remote_code,
     )
 
 
@@ -297,7 +306,7 @@ def judge(store: Store, asked: Sequence[Row], judges: scores.Judges) -> None:
             )
         except ImportError as error:
             print(error, file=sys.stderr)
-        sheet = summary.cases(rows, ways, lambda row: Image.open(io.BytesIO(store.read(row))))
+        sheet = summary.cases(rows, ways, lambda row: open_picture(store.path(row)))
         if sheet is not None:
             write_whole(store.folder / "cases.png", lambda path: sheet.save(path, "PNG"))
     print(f"pictures, rows and plots are in {store.folder}")

@@ -18,8 +18,6 @@ from tomadiff.tools.loading import load
 from tomadiff.tools.method_spec import DENSE, calibrate, label, lists_steps, steps_of, switched_on
 from tomadiff.tools.samplers import scheduler_by_name
 
-from .pictures import as_tensor
-
 Way = tuple[str, float]  # a name (see `named`) and a ratio
 REFERENCE: Way = (DENSE, 0.0)
 
@@ -39,10 +37,12 @@ class Job:
     threads: int | None = None
     settings: dict[Way, dict[str, Any]] = field(default_factory=dict)  # see `resolved`
     versions: dict[str, str] = field(default_factory=versions)
+    trust_remote_code: bool = False  # which pictures don't depend on
 
     def to_dict(self) -> dict[str, Any]:
         """As for JSON: each way with its settings."""
-        found = {name: value for name, value in asdict(self).items() if name not in ("ways", "settings")}
+        apart = ("ways", "settings", "trust_remote_code")
+        found = {name: value for name, value in asdict(self).items() if name not in apart}
         found["size"] = list(self.size) if self.size else None
         return found | {"ways": {label(*way): self.settings.get(way, {}) for way in self.ways}}
 
@@ -83,7 +83,7 @@ class Painter:
             torch.set_num_threads(job.threads)
         self.job = job
         self.name = uuid.uuid4().hex[:12]
-        self.pipe = load(job.model, job.device, job.dtype)
+        self.pipe = load(job.model, job.device, job.dtype, trust_remote_code=job.trust_remote_code)
         self.pipe.set_progress_bar_config(disable=True)
         if job.scheduler:
             self.pipe.scheduler = scheduler_by_name(job.scheduler, self.pipe.scheduler)
@@ -118,9 +118,3 @@ def encode(picture: Image.Image) -> bytes:
     buffer = io.BytesIO()
     picture.convert("RGB").save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def decode(png: bytes) -> torch.Tensor:
-    """[3, H, W] in [0, 1]."""
-    with Image.open(io.BytesIO(png)) as picture:
-        return as_tensor([picture])[0]

@@ -17,13 +17,22 @@ def as_tensor(pictures: Sequence[Image.Image]) -> Tensor:
     return torch.stack(pixels).permute(0, 3, 1, 2) / 255
 
 
-def read_picture(path: Path) -> Tensor:
-    """[1, 3, H, W]"""
+# Pillow reports some broken PNGs as the second, and pictures that would fill the memory as the last
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+
+
+def open_picture(path: Path) -> Image.Image:
+    """All of it, in RGB."""
     try:
         with Image.open(path) as picture:
-            return as_tensor([picture])
-    except (OSError, SyntaxError) as error:  # Pillow reports some broken PNGs as the latter
+            return picture.convert("RGB")
+    except UNREADABLE as error:
         raise ValueError(f"can't read the picture {path}: {error}") from error
+
+
+def read_picture(path: Path) -> Tensor:
+    """[1, 3, H, W]"""
+    return as_tensor([open_picture(path)])
 
 
 def check(*pictures: Tensor) -> None:

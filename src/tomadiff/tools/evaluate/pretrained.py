@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +12,9 @@ import huggingface_hub
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from tomadiff.runtime.files import parse_json
+from tomadiff.tools.hub import trouble
 
 from .weights import NotAvailable
 
@@ -31,6 +33,7 @@ def pretrained(what: str, name: str, kind: str) -> Any:
     loader = getattr(transformers, kind)
     has_weights = not kind.endswith("Tokenizer")
     more = {"output_loading_info": True} if has_weights else {}
+    more["trust_remote_code"] = False  # None would ask on the terminal whether to run it
     for local in _local_first(name):
         try:
             loaded = loader.from_pretrained(name, local_files_only=local, **more)
@@ -62,12 +65,17 @@ class Preparation:
     def of(cls, name: str, side: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Preparation:
         """As the model's own preprocessor_config.json says, or as given where it has none."""
         file = _file(name, "preprocessor_config.json")
-        said = json.loads(file.read_text()) if file else {}
-        size = _side(said.get("size"), side)
-        crop = _side(said.get("crop_size"), size) if said.get("do_center_crop") else size
-        return cls(
-            max(size, crop), crop, tuple(said.get("image_mean") or mean), tuple(said.get("image_std") or std)
-        )
+        try:
+            said = parse_json(file.read_text()) if file else {}
+            size = _side(said.get("size"), side)
+            crop = _side(said.get("crop_size"), size) if said.get("do_center_crop") else size
+            mean, std = (
+                tuple(float(value) for value in said.get(key) or usual)
+                for key, usual in (("image_mean", mean), ("image_std", std))
+            )
+            return cls(max(size, crop), crop, mean, std)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise NotAvailable(f"{file} does not say how pictures are prepared: {error}") from error
 
     def __call__(self, pictures: Tensor) -> Tensor:
         height, width = pictures.shape[-2:]
@@ -108,9 +116,4 @@ def _local_first(name: str) -> Iterator[bool]:
 
 @cache
 def _hub_answers() -> bool:
-    """Asked once, with a short wait: the hub's own client tries again and again for half a minute."""
-    try:
-        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=5)
-        return True
-    except Exception:  # of the HTTP library
-        return False
+    return trouble() is None

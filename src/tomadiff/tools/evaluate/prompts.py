@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tomadiff.runtime.files import parse_json
 from tomadiff.tools.demo.data import PROMPTS
 from tomadiff.tools.demo.pipelines import EmojiPipeline
 
@@ -125,8 +125,8 @@ def read_jsonl(lines: list[str], source: str) -> Iterable[str]:
 
 def _prompt_of(line: str, where: str) -> str:
     try:
-        row: Any = json.loads(line)
-    except json.JSONDecodeError as error:
+        row: Any = parse_json(line)
+    except ValueError as error:
         raise ValueError(f"{where} is not JSON: {error}") from error
     if isinstance(row, dict):
         row = next((row[name] for name in COLUMNS if name in row), None)

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tomadiff.runtime.files import is_a
 from tomadiff.tools.method_spec import DENSE, label
 
 from .features import Clip, Dino, Inception, Lpips
-from .job import REFERENCE, decode
+from .job import REFERENCE
 from .metrics import Statistics, fid, psnr, ssim
+from .pictures import read_picture
 from .store import Row, Store, append, case_of, read_rows
 
 
@@ -38,7 +40,7 @@ class Wanted:
 
 # of a picture, the dense one and the prompt
 Score = Callable[[Tensor, Tensor, str], float]
-KEPT = ("sha256", "dense")  # what a score is of
+KEPT = {"sha256": str, "dense": str}  # what a score is of
 PSNR_MOST = 100.0  # equal pictures have an infinite one, which no mean survives
 # of a network that gets what it can't take; one metric less is better than none
 FAILURES = (ValueError, OSError, RuntimeError)
@@ -96,11 +98,12 @@ def score(
         # the dense picture can't be compared with itself, only with its prompt
         useful = [name for name in judges.measures if row is not reference or name == "clip"]
         found = kept.get((row["sha256"], reference["sha256"]), {})
+        found = {name: value for name, value in found.items() if name in KEPT or is_a(value, float)}
         missing = [name for name in useful if wanted.name_of(name) not in found and name not in unavailable]
         if missing:
             print(f"scoring: {row['file']}", file=sys.stderr)
             found = {**found, "sha256": row["sha256"], "dense": reference["sha256"]}
-            picture, other = decode(store.read(row))[None], decode(store.read(reference))[None]
+            picture, other = read_picture(store.path(row)), read_picture(store.path(reference))
             for name in missing:
                 try:
                     found[wanted.name_of(name)] = judges.measures[name](picture, other, row["prompt"])
@@ -148,10 +151,11 @@ def fids(
 def inception_features(store: Store, rows: Sequence[Row], inception: Inception) -> dict[str, Tensor]:
     """Of every picture, by its checksum; kept, since they take longer than all the rest."""
     file = store.folder / "inception.jsonl"
-    features = {row["sha256"]: _unpack(row["features"]) for row in read_rows(file, ("sha256", "features"))}
+    kept = read_rows(file, {"sha256": str, "features": str})
+    features = {row["sha256"]: found for row in kept if (found := _unpack(row["features"])) is not None}
     for row in rows:
         if row["sha256"] not in features:
-            found = inception(decode(store.read(row))[None])[0]
+            found = inception(read_picture(store.path(row)))[0]
             append(file, {"sha256": row["sha256"], "features": _pack(found)})
             features[row["sha256"]] = found
     return features
@@ -161,8 +165,13 @@ def _pack(features: Tensor) -> str:
     return base64.b64encode(features.float().numpy().tobytes()).decode()
 
 
-def _unpack(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.float32)
+def _unpack(text: str) -> Tensor | None:
+    """None for what are no features."""
+    try:
+        features = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.float32)
+    except ValueError:
+        return None
+    return features if features.shape == (Inception.channels,) and features.isfinite().all() else None
 
 
 def _pair(model: Any) -> Score:

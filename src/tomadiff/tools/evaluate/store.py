@@ -11,11 +11,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from tomadiff.runtime.files import check_folder, write_whole
+from tomadiff.runtime.files import check_folder, is_a, parse_json, write_whole
 from tomadiff.tools.method_spec import decides
 
 from .job import Drawing, Job, Work
@@ -23,7 +24,16 @@ from .job import Drawing, Job, Work
 Key = tuple[str, int, str, float]  # prompt, seed, way, ratio
 Row = dict[str, Any]
 COUNTED = 3  # pictures whose work is counted, where it differs from picture to picture
-FIELDS = {"prompt", "seed", "way", "ratio", "seconds", "painter", "file", "sha256"}
+FIELDS: dict[str, type] = {
+    "prompt": str,
+    "seed": int,
+    "way": str,
+    "ratio": float,
+    "seconds": float,
+    "painter": str,
+    "file": str,
+    "sha256": str,
+}
 
 
 class Store:
@@ -74,8 +84,9 @@ class Store:
         keys = ((*case, *way) for case in _cases(prompts, seeds) for way in self.job.ways)
         return [self.rows[key] for key in keys if key in self.rows]
 
-    def read(self, row: Row) -> bytes:
-        return (self.folder / row["file"]).read_bytes()
+    def path(self, row: Row) -> Path:
+        """Of its picture."""
+        return self.folder / row["file"]
 
     def _write_about(self, about: Row) -> None:
         file, text = self.folder / "job.json", json.dumps(about, indent=1)
@@ -86,14 +97,23 @@ class Store:
     def _take_over(self, found: Iterable[Row]) -> None:
         """Believe the rows whose pictures are as they were written; the others will be drawn again."""
         for row in found:
-            file = self.folder / row["file"]
-            if file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() == row["sha256"]:
+            if row["seconds"] > 0 and self._checksum(row["file"]) == row["sha256"]:
                 self.rows[row["prompt"], row["seed"], row["way"], row["ratio"]] = row
             else:
                 self.damaged.append(row["file"])
         # one row for each picture that is there, and no half line at the end
         lines = "".join(json.dumps(row) + "\n" for row in self.rows.values())
         write_whole(self.folder / "rows.jsonl", lambda path: path.write_text(lines))
+
+    def _checksum(self, file: str) -> str | None:
+        """Of a file in the folder; None for what can't be read, or is elsewhere."""
+        try:
+            path = (self.folder / file).resolve()
+            if path.is_relative_to(self.folder.resolve()):
+                return hashlib.sha256(path.read_bytes()).hexdigest()
+        except (OSError, ValueError):  # a zero byte in the name
+            pass
+        return None
 
 
 def check_free(folder: Path, resume: bool) -> list[Row]:
@@ -122,15 +142,15 @@ def append(path: Path, row: Row) -> None:
         os.fsync(file.fileno())
 
 
-def read_rows(path: Path, fields: Collection[str] = ()) -> list[Row]:
+def read_rows(path: Path, fields: Mapping[str, type] = MappingProxyType({})) -> list[Row]:
     """The rows of a file that have these fields, without what a crash may have left half-written."""
     rows = []
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and row.keys() >= set(fields):
+        if isinstance(row, dict) and all(is_a(row.get(name), kind) for name, kind in fields.items()):
             rows.append(row)
     return rows
 
@@ -150,7 +170,7 @@ def folder_for(work: str, model: str) -> Path:
 def _joined(folder: Path, wanted: Row) -> Row:
     """What job.json must say from now on: the ways of before and the new ones, of which none may differ."""
     try:
-        earlier = dict(json.loads((folder / "job.json").read_text()))
+        earlier = dict(parse_json((folder / "job.json").read_text()))
         ways = dict(earlier.pop("ways", {}))
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{folder} has pictures, but no readable job.json: take another folder") from error

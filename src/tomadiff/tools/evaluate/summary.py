@@ -158,6 +158,7 @@ def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> No
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    matplotlib.rcParams["text.parse_math"] = False  # a prompt with dollars is no formula
     points = [line for line in lines if line.get(metric) is not None and not _is_equal(line)]
     titles = {"work": "share of the model's work (FLOPs)", "speedup": "speed-up over dense"}
     shown = [axis for axis in titles if any(line.get(axis) for line in points)]

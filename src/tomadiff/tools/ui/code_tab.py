@@ -21,7 +21,7 @@ class CodeTab:
         python = listing("Python", "python", "python")
         gr.Markdown(
             "The same as a settings file, which `tomadiff.apply(pipe, 'settings.json')` and "
-            "`tomadiff generate --settings settings_file.json` take."
+            "`tomadiff generate --settings settings.json` take."
         )
         file = listing("Settings", "settings-text", "json")
         # without triggers: when the page loads, and when a field changes

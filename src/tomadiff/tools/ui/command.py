@@ -17,8 +17,9 @@ from types import FrameType
 import torch
 
 from tomadiff.tools.demo.embedded import EMBEDDED
-from tomadiff.tools.loading import add_device_arguments
+from tomadiff.tools.loading import add_device_arguments, add_trust_argument, check_threads
 
+from .listeners import Listeners
 from .studio import Studio
 
 
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{' or '.join(EMBEDDED)}, a folder, or a hub id (default: %(default)s)",
     )
     add_device_arguments(parser)
+    add_trust_argument(parser)
     parser.add_argument("--threads", type=int, help="of the CPU (default: torch's own)")
     parser.add_argument(
         "--out", type=Path, help="folder for what is exported (default: one that goes at the end)"
@@ -50,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Show what merging does in the browser: pictures dense and merged, merge maps, sweeps."""
     auth = check_access(args.host, args.auth, args.no_auth)
-    for name in ("threads", "max_size", "max_steps", "max_queue"):
+    check_threads(args.threads)
+    for name in ("max_size", "max_steps", "max_queue"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
@@ -75,7 +78,10 @@ def serve(args: argparse.Namespace, folder: Path, auth: tuple[str, str] | None) 
     from .page import build
     from .server import launch
 
-    studio = Studio(args.model, args.device, args.dtype, args.max_size, args.max_steps)
+    studio = Studio(
+        args.model, args.device, args.dtype, args.max_size, args.max_steps, args.trust_remote_code
+    )
+    studio.listeners = listeners = Listeners()
     blocks = build(studio, folder, args.allow_models)
     url = launch(
         blocks,
@@ -85,6 +91,7 @@ def serve(args: argparse.Namespace, folder: Path, auth: tuple[str, str] | None) 
         auth=auth,
         most_waiting=args.max_queue,
         only_here=is_loopback(args.host),
+        listeners=listeners,
         open_browser=args.open,
     )
     print(f"tomadiff ui: {args.model} at {url} (Ctrl-C ends it)", flush=True)

@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from threading import Event
 from typing import Any
 
 from diffusers import DiffusionPipeline
@@ -42,10 +41,10 @@ class Part:
 
 
 class Easel:
-    """Draws with one pipeline, dense and merged; raises `Cancelled` at the next step once `stop` is set."""
+    """Draws with one pipeline, dense and merged; raises `Cancelled` at the first step at which `stopped`."""
 
-    def __init__(self, pipe: DiffusionPipeline, stop: Event) -> None:
-        self.pipe, self.stop = pipe, stop
+    def __init__(self, pipe: DiffusionPipeline, stopped: Callable[[], bool]) -> None:
+        self.pipe, self.stopped = pipe, stopped
         self._warm: set[tuple] = set()
 
     def dense(self, request: Request, part: Part) -> Drawn:
@@ -96,7 +95,7 @@ class Easel:
     def _watch(
         self, pipe: DiffusionPipeline, step: int, timestep: Any, inputs: dict[str, Any]
     ) -> dict[str, Any]:
-        if self.stop.is_set():
+        if self.stopped():
             raise Cancelled
         return inputs
 

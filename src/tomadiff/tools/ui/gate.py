@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tomadiff.runtime.files import parse_json
+
+from .listeners import Listeners
+from .results import Kept
 
 API = "/gradio_api"
 READ = {
@@ -21,11 +31,17 @@ WRITE = {"/login", *(f"{API}/{name}" for name in ("queue/join", "cancel", "reset
 MOST_BYTES = 64 * 1024  # of a request; there are no uploads
 
 
+ANSWERS, HEARTBEAT, JOIN, LOGIN = f"{API}/queue/data", f"{API}/heartbeat/", f"{API}/queue/join", "/login"
+MAX_GUESSES, GUESS_SECONDS = 10, 60.0  # wrong passwords from one address in so many seconds
+DELAY = 1.0  # seconds until a wrong one is answered
+
+
 class Gate:
     """Around the whole server. No uploads, no proxying, no file from outside one folder."""
 
-    def __init__(self, app: ASGIApp, folder: Path) -> None:
+    def __init__(self, app: ASGIApp, folder: Path, listeners: Listeners | None = None) -> None:
         self.app, self.folder = app, folder.resolve()
+        self.listeners, self.guesses = listeners or Listeners(), Guesses()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -33,17 +49,47 @@ class Gate:
             return
         if scope["type"] != "http":
             return  # no websocket is needed
-        if not self._allowed(scope["method"], scope["path"]):
-            await PlainTextResponse("There is no such thing here.", 404)(scope, receive, send)
-        elif scope["method"] == "POST" and not _from_here(scope):
-            await PlainTextResponse("Another site can't use this page.", 403)(scope, receive, send)
-        elif scope["method"] == "POST" and not _small(scope):
-            await PlainTextResponse(f"A request has at most {MOST_BYTES} bytes.", 413)(scope, receive, send)
+        asks = (scope["method"], scope["path"].rstrip("/") or "/")
+        refusal = self._refusal(scope, *asks)
+        if refusal is not None:
+            await PlainTextResponse(*refusal)(scope, receive, send)
+        elif session := _listens(scope, *asks):
+            with self.listeners.listening(session):
+                await self.app(scope, receive, send)
+        elif asks == ("POST", LOGIN):
+            await self.app(scope, receive, self.guesses.watching(_address(scope), send))
+        elif asks == ("POST", JOIN):
+            await self.app(scope, self._noting_who_asks(receive), send)
         else:
             await self.app(scope, receive, send)
 
+    def _refusal(self, scope: Scope, method: str, path: str) -> tuple[str, int] | None:
+        if not self._allowed(method, path):
+            return "There is no such thing here.", 404
+        if method != "POST":
+            return None
+        if not _from_here(scope):
+            return "Another site can't use this page.", 403
+        if not _small(scope):
+            return f"A request has at most {MOST_BYTES} bytes.", 413
+        if path == LOGIN and self.guesses.too_many(_address(scope)):
+            return "Too many wrong passwords: wait a minute.", 429
+        return None
+
+    def _noting_who_asks(self, receive: Receive) -> Receive:
+        body = b""
+
+        async def noting() -> Message:
+            nonlocal body
+            message = await receive()
+            body += message.get("body", b"")
+            if message["type"] == "http.request" and not message.get("more_body"):
+                self.listeners.saw(_session_in(body))
+            return message
+
+        return noting
+
     def _allowed(self, method: str, path: str) -> bool:
-        path = path.rstrip("/") or "/"
         if method in ("GET", "HEAD"):
             if path.startswith(FILE):
                 return self._inside(path.removeprefix(FILE))
@@ -58,6 +104,55 @@ class Gate:
         return Path(path).is_absolute() and found.is_relative_to(self.folder)
 
 
+class Guesses:
+    """Wrong passwords, by address: each is answered late and told on the terminal, and many are enough."""
+
+    def __init__(
+        self,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.now, self.sleep = now, sleep
+        self._wrong: Kept[deque[float]] = Kept(1024)
+
+    def too_many(self, address: str) -> bool:
+        times = self._wrong.get(address) or deque()
+        return len(times) == MAX_GUESSES and self.now() - times[0] < GUESS_SECONDS
+
+    def watching(self, address: str, send: Send) -> Send:
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 400:
+                times = self._wrong.get(address) or deque(maxlen=MAX_GUESSES)
+                times.append(self.now())
+                self._wrong.put(address, times)
+                print(f"tomadiff ui: wrong user or password from {address}", file=sys.stderr, flush=True)
+                await self.sleep(DELAY)
+            await send(message)
+
+        return watched
+
+
+def _address(scope: Scope) -> str:
+    return scope["client"][0] if scope.get("client") else "somewhere"
+
+
+def _listens(scope: Scope, method: str, path: str) -> str:
+    """The session that a request opens a connection for, on which answers or signs of life come."""
+    if method != "GET":
+        return ""
+    if path == ANSWERS:
+        return parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [""])[0]
+    return path.removeprefix(HEARTBEAT) if path.startswith(HEARTBEAT) else ""
+
+
+def _session_in(body: bytes) -> str:
+    try:
+        content = parse_json(body)
+    except ValueError:
+        return ""
+    return str(content.get("session_hash", "")) if isinstance(content, dict) else ""
+
+
 def _small(scope: Scope) -> bool:
     """The length must be said beforehand; the server holds everybody to what they said."""
     length = Headers(scope=scope).get("content-length", "")
@@ -68,4 +163,7 @@ def _from_here(scope: Scope) -> bool:
     """A browser says which site a request comes from; scripts and programs don't."""
     headers = Headers(scope=scope)
     origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == headers.get("host")
+    try:
+        return origin is None or urlsplit(origin).netloc == headers.get("host")
+    except ValueError:  # half an address
+        return False

@@ -55,7 +55,10 @@ class MapTab:
         drawn, about = map_of(result, first, True, None)
         return {
             self.result: name,
-            self.step: gr.update(maximum=result.merged.steps, value=first),
+            # a slider needs two ends, also for a single step
+            self.step: gr.update(
+                maximum=max(2, result.merged.steps), value=first, interactive=result.merged.steps > 1
+            ),
             self.row: None,
             self.column: None,
             self.map: drawn,

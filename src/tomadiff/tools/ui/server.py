@@ -10,6 +10,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from . import look
 from .gate import Gate
+from .listeners import Listeners
 
 
 def launch(
@@ -21,10 +22,11 @@ def launch(
     auth: tuple[str, str] | None,
     most_waiting: int,
     only_here: bool,
+    listeners: Listeners | None = None,
     open_browser: bool = False,
 ) -> str:
     """Serve it from a thread of its own; returns its address."""
-    around = [Middleware(Gate, folder=folder)]
+    around = [Middleware(Gate, folder=folder, listeners=listeners)]
     if only_here and auth is None:  # a name that somebody else points here is not for us
         names = ["localhost", "127.0.0.1", "[::1]", host]
         around.insert(0, Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 
 from PIL import Image
@@ -128,18 +128,21 @@ def title(request: Request, model: str) -> str:
 
 
 class Exports:
-    """Files to take away, in a folder of their own; only the newest stay."""
+    """Files to take away; of those that were made here, only the newest stay."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._made: deque[Path] = deque()
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, name: str) -> Path:
         """For a new file; names come from us, never from the page."""
-        old = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime)
-        for path in old[: max(0, len(old) - MOST_EXPORTS + 1)]:
-            path.unlink(missing_ok=True)
-        return self.folder / name
+        path = self.folder / name
+        if path not in self._made:
+            self._made.append(path)
+        while len(self._made) > MOST_EXPORTS:
+            self._made.popleft().unlink(missing_ok=True)
+        return path
 
     def sheet(self, name: str, result: Sweep, model: str) -> Path:
         path = self.path(f"sweep-{name}.png")

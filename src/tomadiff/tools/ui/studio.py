@@ -16,6 +16,7 @@ from tomadiff.tools.loading import load, usual_size
 from tomadiff.tools.method_spec import configuration, pairs
 
 from .easel import Cancelled, Easel, Part, Tell
+from .listeners import Listeners
 from .results import Comparison, Drawn, Kept, Sweep
 from .wish import Limits, Wish
 
@@ -24,9 +25,16 @@ class Studio:
     """A pipeline, and who uses it now. Everything that draws goes through `_working`."""
 
     def __init__(
-        self, model: str, device: str = "cpu", dtype: str = "fp32", side: int | None = None, steps: int = 100
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str = "fp32",
+        side: int | None = None,
+        steps: int = 100,
+        trust_remote_code: bool = False,
     ) -> None:
         self.own_model, self.device, self.dtype = model, device, dtype
+        self._trusts_own = trust_remote_code  # never a model that the page chose
         self._side, self._steps = side, steps
         self._alone = threading.Lock()
         self._worker: str | None = None
@@ -35,10 +43,12 @@ class Studio:
         self._dense: Kept[Drawn] = Kept(32)
         self._results: Kept[Comparison | Sweep] = Kept(16)
         self._closed = False
+        self.listeners: Listeners | None = None  # None: whoever asks is there
         self._take(model)
 
     def _take(self, model: str) -> None:
-        pipe = load(model, self.device, self.dtype)
+        trusted = self._trusts_own and model == self.own_model
+        pipe = load(model, self.device, self.dtype, trust_remote_code=trusted)
         if "callback_on_step_end" not in inspect.signature(pipe.__call__).parameters:
             raise ValueError(
                 f"{type(pipe).__name__} takes no callback_on_step_end, so it can't be watched or stopped: "
@@ -46,7 +56,7 @@ class Studio:
             )
         self.family = family_of(denoiser(pipe)[0])
         pipe.set_progress_bar_config(disable=True)
-        self.pipe, self.model, self._easel = pipe, model, Easel(pipe, self._stop)
+        self.pipe, self.model, self._easel = pipe, model, Easel(pipe, self._stopped)
         self.usual_size = usual_size(pipe) or (512, 512)
         self.usual_steps = inspect.signature(pipe.__call__).parameters["num_inference_steps"].default
         # the models draw well up to about twice the side that they were trained on
@@ -55,7 +65,7 @@ class Studio:
     @contextmanager
     def _working(self, who: str) -> Iterator[None]:
         with self._alone:
-            if self._closed or self._recalled.take(who):
+            if self._closed or self._recalled.take(who) or not self._there(who):
                 raise Cancelled
             self._stop.clear()
             self._worker = who
@@ -63,6 +73,13 @@ class Studio:
                 yield
             finally:
                 self._worker = None
+
+    def _there(self, who: str) -> bool:
+        return self.listeners is None or self.listeners.there(who)
+
+    def _stopped(self) -> bool:
+        """Whether what is under way was cancelled, or nobody is there any more to see it."""
+        return self._stop.is_set() or not self._there(self._worker)
 
     def expect(self, who: str) -> None:
         """Somebody is about to ask for something: a cancel from before is not meant for that."""

@@ -125,7 +125,11 @@ def code(wish: Wish, model: str, device: str, dtype: str) -> str:
     """The Python lines that make the same picture."""
     request = wish.request
     if model in EMBEDDED:
-        load = ["from tomadiff.load import load", "", f"pipe = load({model!r}, {device!r}, {dtype!r})"]
+        load = [
+            "from tomadiff.tools.loading import load",
+            "",
+            f"pipe = load({model!r}, {device!r}, {dtype!r})",
+        ]
     else:
         kind = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}[dtype]
         load = [
