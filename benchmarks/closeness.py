@@ -1,0 +1,127 @@
+"""Closeness to the dense picture against work: the tables of docs/quality.md.
+
+python benchmarks/closeness.py emoji-flux --steps 24 --out closeness.jsonl
+python benchmarks/closeness.py emoji-flux --steps 8 --scheduler stochastic --few --out closeness.jsonl
+
+Unlike `tomadiff eval`, which compares the PNGs that it writes, this compares pictures as the pipeline makes
+them, in floating point: two PNGs of nearly the same picture are never closer than 56 dB. What is in the file
+is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tomadiff.tools.demo.data import PROMPTS
+from tomadiff.tools.demo.embedded import EMBEDDED, load_embedded
+from tomadiff.tools.denoiser_flops import counted
+from tomadiff.tools.drawing import markdown
+from tomadiff.tools.method_spec import calibrate, label, steps_of, switched_on
+from tomadiff.tools.samplers import scheduler_by_name
+
+BATCH = 8
+OURS = ["tomadiff:interval=1,ratio=0", "auto", *(f"tomadiff:interval={every}" for every in (2, 3, 4))]
+FLUX = ["first-block:threshold=0.05", "first-block:threshold=0.15", "taylorseer:cache_interval=2"]
+FLUX += ["taylorseer:cache_interval=3", "dbcache", "dbcache:taylorseer=True"]
+UNET = [f"deepcache:interval={every}" for every in (2, 3, 5)]
+MERGED = [f"tomadiff:ratio={ratio}" for ratio in (0.25, 0.5, 0.75)]
+MERGED += [f"tomadiff:ratio={ratio},where=kv,weigh_keys=True" for ratio in (0.5, 0.75)]
+
+
+def contenders(model: str, steps: int, few: bool) -> list[tuple[str, float]]:
+    if few:
+        rivals = [f"steps:{count}" for count in {max(steps // 2, 1), steps * 5 // 8}]
+        return [(way, 0.0) for way in ("auto", "tomadiff:interval=2", *MERGED, *rivals)]
+    runs = [len({0, 1, steps - 1, *range(1, steps, every)}) for every in (2, 3, 4)]
+    rivals = [f"steps:{count}" for count in runs] + [f"steps:{runs[1]},solver=dpm++"]
+    rivals += FLUX if model == "emoji-flux" else UNET
+    return [(way, 0.0) for way in (*OURS, *rivals, "tomadiff:ratio=0.5")]
+
+
+class Painter:
+    """Pictures of a model's prompts, [B, 3, H, W] in [0, 1], in whichever way."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.pipe = load_embedded(args.model)
+        self.pipe.set_progress_bar_config(disable=True)
+        if args.scheduler:
+            self.pipe.scheduler = scheduler_by_name(args.scheduler, self.pipe.scheduler)
+        self.steps, self.guidance = args.steps, args.guidance
+        self.prompts = list(PROMPTS)[:: len(PROMPTS) // args.prompts][: args.prompts]
+
+    def draw(self, steps: int, prompts: list[str]) -> Tensor:
+        generators = [torch.Generator().manual_seed(PROMPTS.index(prompt)) for prompt in prompts]
+        torch.manual_seed(0)  # stochastic samplers of the pipelines draw from here
+        call: dict[str, Any] = {"num_inference_steps": steps, "guidance_scale": self.guidance}
+        return self.pipe(prompts, generator=generators, output_type="pt", **call).images
+
+    def all(self, way: str, ratio: float) -> tuple[Tensor, int]:
+        """Of all prompts, and the FLOPs of one."""
+        steps = steps_of(way) or self.steps
+        calibrate(self.pipe, way, lambda: self.draw(self.steps, self.prompts[:1]))
+        pictures = []
+        for start in range(0, len(self.prompts), BATCH):
+            with switched_on(self.pipe, way, ratio):
+                pictures.append(self.draw(steps, self.prompts[start : start + BATCH]))
+        with switched_on(self.pipe, way, ratio), counted(self.pipe) as work:
+            self.draw(steps, self.prompts[:1])
+        return torch.cat(pictures), work.flops
+
+
+def psnr(a: Tensor, b: Tensor) -> Tensor:
+    return -10 * (a - b).square().flatten(1).mean(1).log10()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python benchmarks/closeness.py", description=__doc__)
+    parser.add_argument("model", choices=list(EMBEDDED))
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--guidance", type=float, default=1.0)
+    parser.add_argument("--scheduler", help="as in tomadiff eval")
+    parser.add_argument("--few", action="store_true", help="ways for few steps and stochastic sampling")
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="evenly spaced ones of all")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("closeness.jsonl"))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    warnings.simplefilter("ignore")
+    asked = {name: getattr(args, name) for name in ("model", "steps", "guidance", "scheduler", "prompts")}
+    rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+    rows = [row for row in rows if asked.items() <= row.items()]
+    todo = [
+        way
+        for way in contenders(args.model, args.steps, args.few)
+        if label(*way) not in {r["way"] for r in rows}
+    ]
+    if todo:
+        painter = Painter(args)
+        dense, whole = painter.all("dense", 0.0)
+    for number, way in enumerate(todo, 1):
+        print(f"{number}/{len(todo)} {label(*way)}", file=sys.stderr, flush=True)
+        try:
+            pictures, flops = painter.all(*way)
+        except (ValueError, ImportError) as error:
+            print(f"  left out: {error}", file=sys.stderr)
+            continue
+        decibels = psnr(dense, pictures)
+        row = {**asked, "way": label(*way), "work": flops / whole}
+        row |= {"psnr": decibels.mean().item(), "worst": decibels.min().item()}
+        rows.append(row)
+        with args.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    rows.sort(key=lambda row: -row["psnr"])
+    columns = {"": [row["way"] for row in rows], "work left": [f"{row['work']:.2f}" for row in rows]}
+    columns |= {name: [f"{row[name]:.1f}" for row in rows] for name in ("psnr", "worst")}
+    print(markdown(columns))
+
+
+if __name__ == "__main__":
+    main()
