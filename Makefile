@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin
 
-.PHONY: demo test test-oldest lint browser clean
+.PHONY: demo test test-oldest fuzz lint browser clean
 
 demo: $(VENV)/ready
 	$(RUN)/tomadiff demo
@@ -12,9 +12,13 @@ demo: $(VENV)/ready
 test: $(VENV)/ready lint
 	$(RUN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-# The oldest diffusers that is supported, in an environment of its own. Models that it lacks are skipped.
+# Files of others at random, for long, and other ones in every run; `make test` tries a few that are always the same.
+fuzz: $(VENV)/ready
+	$(RUN)/python -m pytest -n 2 --hypothesis-profile fuzz tests/tools/test_fuzz_files.py
+
+# All the oldest versions that pyproject.toml allows, at once, in an environment of its own. Models that they lack are skipped.
 OLDEST := .venv-oldest
-OLDEST_TESTS := tests/core tests/models tests/test_report.py \
+OLDEST_TESTS := tests/core tests/models tests/test_report.py tests/tools/test_untrusted_folders.py \
 	$(addprefix tests/runtime/test_,promises.py compile.py errors.py clock.py)
 test-oldest: $(OLDEST)/ready
 	$(OLDEST)/bin/python -m pytest -n 2 $(OLDEST_TESTS)

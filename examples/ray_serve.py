@@ -7,16 +7,18 @@ import argparse
 import asyncio
 import base64
 import io
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints, model_validator
 from ray import serve
 from ray.serve.exceptions import BackPressureError
 from starlette.exceptions import HTTPException
@@ -32,12 +34,20 @@ class Order(BaseModel, extra="forbid", strict=True):
     """What may be asked for: OpenAI's fields as far as there is a choice here, and steps and seed."""
 
     model: Literal[MODEL] = MODEL
-    prompt: str = Field(min_length=1, max_length=1000)
+    prompt: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
     n: int = Field(1, ge=1, le=4)
     size: Literal[SIZES] = SIZES[0]
     response_format: Literal["b64_json"] = "b64_json"
     steps: int = Field(24, ge=1, le=50)
     seed: int | None = Field(None, ge=0, lt=2**63)
+
+    @model_validator(mode="before")
+    @classmethod
+    def null_is_left_out(cls, given: Any) -> Any:
+        """As in OpenAI's API."""
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @serve.deployment(
@@ -124,8 +134,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    serve.start(http_options=vars(parser.parse_args()))
+    options = vars(parser.parse_args())
+    os.umask(0o077)  # Ray keeps the token that guards its own ports in ~/.ray: for nobody else to read
     try:
+        serve.start(http_options=options)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as by Ctrl-C
         serve.run(images, blocking=True)
     except KeyboardInterrupt:
         serve.delete("default")  # a cluster that was there before would go on serving it

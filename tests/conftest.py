@@ -23,6 +23,7 @@ torch.set_num_threads(1)  # whatever the environment says
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: beside other tests, Ray hardly starts
 # the same examples in every run, and no folder of them; --hypothesis-profile default looks for others
 hypothesis.settings.register_profile("steady", derandomize=True, database=None)
+hypothesis.settings.register_profile("fuzz", max_examples=1000, database=None)
 hypothesis.settings.load_profile("steady")
 
 

@@ -9,6 +9,7 @@ import os
 import select
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ LONG: dict[str, Any] = {"prompt": "pizza", "steps": 50, "n": 4, "size": "96x64"}
 ROOM = 1 + 8  # requests: one is drawn, the others wait
 INVALID: list[tuple[dict[str, Any], str]] = [  # and the field that is to blame
     ({"prompt": ""}, "prompt"),
+    ({"prompt": " \n"}, "prompt"),
     ({"prompt": "a" * 1001}, "prompt"),
     ({"prompt": "\ud800"}, "prompt"),
     ({"prompt": None}, "prompt"),
@@ -64,6 +66,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [  # and the field that is to blame
 class Server:
     port: int
     process: subprocess.Popen
+    home: Path
 
     def ask(self, body: Any, method: str = "POST", path: str = PATH) -> tuple[int, Any]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
@@ -108,12 +111,14 @@ def server(free_port: int) -> Iterator[Server]:
     """The example, started as its page says."""
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets are in it: their paths must be short
     environment = os.environ | {"RAY_ADDRESS": "local", "RAY_TMPDIR": str(folder)} | GIVE_BACK
+    environment["HOME"] = str(folder)
     command = [sys.executable, str(EXAMPLE), "--port", str(free_port)]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
-        wait_for(Server(free_port, process), folder / "log")
-        yield Server(free_port, process)
+        running = Server(free_port, process, folder)
+        wait_for(running, folder / "log")
+        yield running
     finally:
         everybody = [psutil.Process(process.pid)] if process.poll() is None else []
         everybody += [child for one in everybody for child in one.children(recursive=True)]
@@ -122,8 +127,10 @@ def server(free_port: int) -> Iterator[Server]:
         for child in left:
             child.kill()
         process.wait()
+        said = (folder / "log").read_text()
         shutil.rmtree(folder, ignore_errors=True)
     assert not left, "all of Ray ends with the example"
+    assert process.returncode == 0 and "Traceback" not in said, said[-5000:]
 
 
 def wait_for(server: Server, log: Path) -> None:
@@ -228,6 +235,23 @@ def test_pictures_are_those_of_the_merged_pipeline_also_after_an_interrupted_one
     )
     # another process may round otherwise
     assert np.abs(served - merged).mean() < 0.1 * np.abs(served - dense).mean()
+
+
+def test_null_is_left_out(server: Server) -> None:
+    order = QUICK | dict.fromkeys(("n", "size", "response_format", "model", "seed"))
+    status, answer = server.ask(order)
+    assert status == 200, answer
+    assert [picture.size for picture in pictures_in(answer)] == [(64, 64)]
+
+
+def test_requests_come_from_this_machine_and_rays_own_ports_ask_for_a_token(server: Server) -> None:
+    everybody = psutil.Process(server.process.pid).children(recursive=True)
+    opened = [c.laddr for child in everybody for c in child.net_connections("tcp") if c.status == "LISTEN"]
+    assert {address.ip for address in opened if address.port == server.port} == {"127.0.0.1"}
+    (raylet,) = (child for child in everybody if child.name() == "raylet")
+    assert raylet.environ()["RAY_AUTH_MODE"] == "token"
+    (token,) = server.home.glob(".ray/*")
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600, "others on this machine could read it"
 
 
 def test_the_openai_client_is_content(server: Server) -> None:

@@ -11,6 +11,7 @@ import huggingface_hub
 import torch
 from diffusers import DiffusionPipeline, ModelMixin
 
+from tomadiff.runtime.machine import out_of_memory
 from tomadiff.runtime.registration import denoiser
 
 from . import hub
@@ -87,15 +88,15 @@ def load(
         return pipe.to(device)
     except UntrustedModelError as error:
         raise ValueError(f"won't load {model!r}: {error}") from error
-    # the last three where an index or a configuration is JSON, but not what diffusers takes it for
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+    except Exception as error:  # anything, where a configuration is JSON, but not what diffusers takes it for
+        if isinstance(error, ImportError) or out_of_memory(error):
+            raise
         if Path(model).is_dir():
             tried = "no pipeline in this folder that diffusers can read"
         else:
             tried = f"no folder, no hub id within reach, and none of {', '.join(names)}"
         # where the hub is out of reach, what is raised is a long advice, and its cause says why
-        reason = str(error.__cause__ or error).strip().splitlines()[0]
-        raise ValueError(f"can't load {model!r}: {tried} ({reason})") from error
+        raise ValueError(f"can't load {model!r}: {tried} ({_reason(error.__cause__ or error)})") from error
 
 
 def _downloaded(model: str, trust_remote_code: bool) -> Path:
@@ -117,9 +118,16 @@ def load_model(folder: Path, device: str, dtype: str) -> ModelMixin:
     try:
         kind = check_model(folder)
         return kind.from_pretrained(folder, dtype=DTYPES[dtype], use_safetensors=True).to(device)
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"can't load {str(folder)!r}: {reason}") from error
+    except Exception as error:  # as above
+        if isinstance(error, ImportError) or out_of_memory(error):
+            raise
+        raise ValueError(f"can't load {str(folder)!r}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The first line; of a missing key or the like, that alone says nothing."""
+    line = next(iter(str(error).strip().splitlines()), "")
+    return line if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {line}"
 
 
 def usual_size(pipe: DiffusionPipeline) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ do that too, but not through ray:// addresses.)
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter, deque
@@ -53,7 +54,11 @@ def run(job: Job, works: Sequence[Work], cluster: Cluster) -> Iterator[Drawing]:
 
     started = not ray.is_initialized()
     if started:
-        ray.init(address=cluster.address or "local", log_to_driver=False, include_dashboard=False)
+        before = os.umask(0o077)  # Ray may write the token that guards its ports: for nobody else to read
+        try:
+            ray.init(address=cluster.address or "local", log_to_driver=False, include_dashboard=False)
+        finally:
+            os.umask(before)
     try:
         yield from Crew(ray, job, works, cluster).draw_all()
     except _losses(ray) as error:
