@@ -266,8 +266,9 @@ def _settled(way: str) -> tuple[str, float | None]:
             part = written(load_settings(part).config)
         name, settings = parse(part)
         if "ratio" in settings and merges(name):
-            own = settings["ratio"] if isinstance(settings["ratio"], (int, float)) else 0.0
-            if own or settings.get("interval", 1) != 1:
+            number = isinstance(settings["ratio"], (int, float))
+            own = settings["ratio"] if number else 0.0
+            if own or (number and settings.get("interval", 1) != 1):  # which alone doesn't merge either
                 del settings["ratio"]
             part = spelled(name, settings)
         parts.append(part)
