@@ -376,7 +376,7 @@ def make(
     if config is not None:
         if not isinstance(config, Config):
             raise ConfigError(
-                f'config must be a tomadiff.Config, the name of a settings file, or "auto", not {config!r}; '
+                f"config must be a tomadiff.Config or the name of a settings file, not {config!r}; "
                 "give single settings by keyword, as in ratio=0.5"
             )
         if preset is not None or settings:

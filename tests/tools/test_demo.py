@@ -170,7 +170,7 @@ def test_generate_writes_a_picture_with_its_settings_inside(tmp_path: Path) -> N
 def test_generate_compares_and_numbers_pictures(tmp_path: Path) -> None:
     done = tomadiff_command(
         *("generate", "fox", "--steps", "2", "--compare", "--num-images", "2", "--ratio", "0.75"),
-        *("--model", "emoji-flux", "--dense-steps", "1", "--shift", "-o", "fox.png"),
+        *("--model", "emoji-flux", "--shift", "-o", "fox.png"),
         folder=tmp_path,
     )
     assert done.returncode == 0, done.stderr
@@ -241,7 +241,7 @@ def test_bad_input_gets_one_clear_line_and_code_2(arguments: list[str], says: st
         (["generate", "fox", "--size", "8000000", "8000000"], "out of memory: take a smaller size"),
         (["merge-map", "fox", "--at", "0"], "step 0 is none of the steps"),
         (["merge-map", "fox", "--steps", "2", "--at", "3"], "step 3 is none of 2"),
-        (["merge-map", "fox", "--steps", "1", "--ratio", "0"], "see --ratio and --dense-steps"),
+        (["merge-map", "fox", "--steps", "1", "--ratio", "0"], "is merged: give --ratio 0.5"),
         (["inspect", "DiTTransformer2DModel", "--depth", "-1"], "--depth -1 must be at least 0"),
         (["inspect", "emoji-unet", "--depth", "2"], "--depth is for classes"),
         (["inspect", "DiTTransformer2DModel", "--size", "8", "8"], "--size is for pipelines"),

@@ -388,7 +388,7 @@ def test_the_queue_is_bounded(guarded: tuple[str, Studio]) -> None:
 
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
 def test_screenshots(look: str, request: pytest.FixtureRequest) -> None:
-    """`pytest tests/test_ui_browser.py -k screenshots --screenshots docs/pictures` writes them."""
+    """`pytest tests/tools/test_ui_browser.py -k screenshots --screenshots docs/pictures` writes them."""
     folder = request.config.getoption("--screenshots")
     if folder is None:
         pytest.skip("screenshots are written with --screenshots FOLDER")

@@ -233,7 +233,7 @@ def map_merges(args: argparse.Namespace) -> None:
     picture, _ = draw(pipe, request, callback_on_step_end=recorder)
     if not recorder.maps:
         found = "".join(f" ({answer})" for answer in tomadiff.report(pipe).auto)
-        raise ValueError(f"none of the {recorder.seen} steps is merged: see --ratio and --dense-steps{found}")
+        raise ValueError(f"none of the {recorder.seen} steps is merged: give --ratio 0.5{found}")
     merged = {mapped.step + 1: mapped for mapped in recorder.maps}
     for step in args.at or ():
         if step not in merged:

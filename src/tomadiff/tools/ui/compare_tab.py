@@ -44,7 +44,7 @@ class CompareTab:
         dense, merged = show.enlarged(result.dense.picture), show.enlarged(result.merged.picture)
         message = show.message(f"Done: {show.title(wish.request, self.studio.model)}.")
         if wish.ratio and not result.merged.merged_steps:
-            nothing = "Nothing was merged: all steps were dense. Take more steps, or fewer dense ones."
+            nothing = "Nothing was merged: all steps were dense."
             message = show.message(nothing, "mistake")
         return {
             self.form.message: message,
