@@ -22,6 +22,7 @@ import tomadiff
         {"where": "module", "interval": 2},
         {"where": "kv"},
         {"unmerge": "pinv", "scale": 10.0},
+        {"unmerge": "regression"},
         {"method": "tome"},
         {"method": "tofu"},
         {"method": "todo"},
