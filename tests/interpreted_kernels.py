@@ -165,7 +165,7 @@ def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     st.floats(0, 0.95),
     dtypes,
     st.sampled_from([1.0, 1000.0]),
-    st.sampled_from(["transpose", "pinv"]),
+    st.sampled_from(["transpose", "pinv", "regression"]),
     st.sampled_from([1, 7, 32, 70]),
     st.integers(0, 3),
 )

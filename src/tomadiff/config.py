@@ -19,7 +19,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "regions": ("tile", "stripe", "global"),
     "assign": ("region", "global"),
     "where": ("block", "module", "span", "kv"),
-    "unmerge": ("transpose", "pinv"),
+    "unmerge": ("transpose", "pinv", "regression"),
     "share": ("kind", "block"),
 }
 MODULES = ("self", "cross", "mlp")
@@ -89,7 +89,9 @@ class Config:
         consecutive blocks, or only the keys and values of self-attention ("kv").
     modules (all): which of self-attention, cross-attention and MLP, for where="module".
     scale (1000): sharpness of the assignment; at 1000 nearly all of a token goes to its nearest destination.
-    unmerge ("transpose"): or the exact pseudo-inverse "pinv", which pays at small scales.
+    unmerge ("transpose"): copy from the destination that a token went to; or predict from all merged tokens
+        of the region by Gaussian-process "regression", which is closer and pays with plans made in every
+        step; or the exact pseudo-inverse "pinv", which pays at small scales.
     refresh_destinations (6), refresh_weights (6): steps between choosing destinations, and weights, anew.
     share ("block"): one plan for each block (or module, or span), or one for all sites of a "kind" and
         resolution.

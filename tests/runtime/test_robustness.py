@@ -303,7 +303,12 @@ def test_an_error_in_a_block_leaves_nothing_of_its_generation_behind(
 
 METHODS: list[dict[str, Any]] = [
     *(SPAN, {"where": "block"}, {"where": "module"}, {"where": "kv"}, {"preset": "toma"}, FORECAST),
-    *({"unmerge": "pinv", "scale": 1.0}, {"regions": "stripe", "shift": True}, {"weigh_keys": True}),
+    *(
+        {"unmerge": "pinv", "scale": 1.0},
+        {"unmerge": "regression"},
+        {"regions": "stripe", "shift": True},
+        {"weigh_keys": True},
+    ),
     *({"method": "tome"}, {"method": "tofu"}, {"method": "todo"}),
     {"method": "tome", "where": "block", **FORECAST},
 ]
@@ -371,7 +376,7 @@ TOMA = {
     "region_size": st.sampled_from([8, 2, 3, 4, 5, 16]),
     "assign": st.sampled_from(["region", "global"]),
     "scale": st.sampled_from([1000.0, 30.0, 1.0]),
-    "unmerge": st.sampled_from(["transpose", "pinv"]),
+    "unmerge": st.sampled_from(["transpose", "pinv", "regression"]),
     "share": st.sampled_from(["block", "kind"]),
     "refresh_destinations": st.sampled_from([4, 2, 6]),
     "refresh_weights": st.sampled_from([1, 2]),

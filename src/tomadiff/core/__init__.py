@@ -1,6 +1,15 @@
 """The maths: plain functions on tensors. Imports torch and nothing else, knows no model."""
 
-from .plan import Plan, Reduction, assign, destination_rows, merging_matrix, similarity, unmerging_matrix
+from .plan import (
+    Plan,
+    Reduction,
+    assign,
+    destination_rows,
+    merging_matrix,
+    regression_matrix,
+    similarity,
+    unmerging_matrix,
+)
 from .regions import Regions, Slots, cut, kept, slots
 from .schedule import Schedule
 from .select import facility_location
@@ -17,6 +26,7 @@ __all__ = [
     "facility_location",
     "kept",
     "merging_matrix",
+    "regression_matrix",
     "similarity",
     "slots",
     "unmerging_matrix",

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from .regions import Regions, Slots
 
+REGRESSION_NOISE = 1e-3  # of a variance of 1; keeps the system solvable where merged tokens are alike
+
 
 class Reduction(Protocol):
     """What every method's plan can do."""
@@ -129,3 +131,38 @@ def unmerging_matrix(assignment: Tensor, merging: Tensor, how: str) -> Tensor:
     if how == "transpose":
         return assignment.transpose(1, 2)
     return torch.linalg.pinv(merging.nan_to_num())
+
+
+def regression_matrix(features: Tensor, merging: Tensor, real_slots: Tensor | None = None) -> Tensor:
+    """Unmerging as Gaussian-process regression (kriging): U = K(X, MX) (K(MX, MX) + noise)^-1.
+
+    What came out for the merged tokens is known at k points of the space of features; for each token it is
+    predicted from all of these, and not only copied from the nearest. Rows sum to 1, since the prior is the
+    mean over the region. K is a Gaussian kernel whose width is the mean distance of merged tokens.
+
+    features: [G, n, C], merging: [G, k, n], real_slots: [G, k] bool, False for surplus slots, which weigh
+    nothing. Returns [G, n, k] in fp32.
+    """
+    unit = F.normalize(features.float(), dim=-1)
+    tokens = unit - unit.mean(1, keepdim=True)  # else rounding would be as large as distances of near tokens
+    points = torch.bmm(merging, tokens)
+    known, wanted = _squared_distances(points, points), _squared_distances(points, tokens)
+    real = merging.new_ones(merging.shape[:2]) if real_slots is None else real_slots.to(merging.dtype)
+    pairs = real[:, :, None] * real[:, None, :]
+    total = (known * pairs).sum((1, 2), keepdim=True)
+    width = (total / pairs.sum((1, 2), keepdim=True)).clamp_min(1e-12)
+    noise = REGRESSION_NOISE * torch.eye(known.shape[1], device=known.device)
+    known = torch.exp(known / (-2 * width)) * pairs + torch.diag_embed(1 - real) + noise
+    wanted = torch.exp(wanted / (-2 * width)) * real[:, :, None]
+    weights = torch.linalg.solve_ex(known, wanted).result.transpose(
+        1, 2
+    )  # the checked `solve` waits for a GPU
+    left = 1 - weights.sum(-1, keepdim=True)
+    return weights + left * (real / real.sum(-1, keepdim=True))[:, None, :]
+
+
+def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """[G, p, C], [G, q, C] -> [G, p, q]."""
+    products = torch.bmm(a, b.transpose(1, 2))
+    squares = a.square().sum(-1)[:, :, None] + b.square().sum(-1)[:, None, :]
+    return (squares - 2 * products).clamp_min(0)

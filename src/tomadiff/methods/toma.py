@@ -16,6 +16,7 @@ from tomadiff.core import (
     cut,
     facility_location,
     merging_matrix,
+    regression_matrix,
     similarity,
     slots,
     unmerging_matrix,
@@ -41,15 +42,14 @@ def plan(
         regions = cut(grid, "global", config.region_size, False, features.device)
         places = Slots(regions=1, kept=destinations.shape[1], size=destinations.shape[1])
     split = regions.split(regions.arrange(features))
-    assignment = assign(
-        split,
-        regions.places_of(places.unpack(destinations)),
-        config.scale,
-        _each(regions.real, split),
-        _each(places.real, split),
-    )
+    real_tokens, real_slots = _each(regions.real, split), _each(places.real, split)
+    picks = regions.places_of(places.unpack(destinations))
+    assignment = assign(split, picks, config.scale, real_tokens, real_slots)
     merging = merging_matrix(assignment)
-    unmerging = unmerging_matrix(assignment, merging, config.unmerge)
+    if config.unmerge == "regression":
+        unmerging = regression_matrix(split, merging, real_slots)
+    else:
+        unmerging = unmerging_matrix(assignment, merging, config.unmerge)
     plan = Plan(
         regions, places, destinations, assignment, merging.to(features.dtype), unmerging.to(features.dtype)
     )
