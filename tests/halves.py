@@ -18,13 +18,13 @@ SETTINGS: list[dict[str, Any]] = [
     {"where": "module", "interval": 2},
     {"where": "kv"},
     {"unmerge": "pinv", "scale": 10.0},
+    {"unmerge": "regression"},
     *({"method": method} for method in ("tome", "tofu", "todo")),
 ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("name", "settings"), every_pipeline_with(SETTINGS), ids=str)
-        {"unmerge": "regression"},
 def test_half_precision_is_finite_and_close(name: str, settings: dict[str, Any], dtype: torch.dtype) -> None:
     pipe = tomadiff.apply(make(name), ratio=0.75 if settings.get("method") == "todo" else 0.5, **settings)
     call: dict[str, Any] = {"size": (48, 80), "steps": 4, "guidance": 1.0}
