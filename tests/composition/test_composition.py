@@ -444,6 +444,9 @@ def test_self_attention_guidance_needs_its_layer_dense() -> None:
     pipe.scheduler = DDIMScheduler()
     call = lambda: pipe(**prompt(pipe), height=128, width=128, sag_scale=1.0).images  # noqa: E731
     dense = call()
+    tomadiff.apply(pipe)  # its steps can't be skipped either, since every one is recorded
+    with pytest.warns(UserWarning, match="nothing is done here"):
+        assert torch.equal(call(), dense)
     tomadiff.apply(pipe, ratio=0.5)
     with pytest.raises(ConfigError, match=r"CrossAttnStoreProcessor.*ratio for the other levels"):
         call()

@@ -226,18 +226,29 @@ class Session:
         for hook in self.sites:
             hook.run.clear()  # an exception may have ended the last call on the way
             hook.settle()
+        if not state.dense or self.trial is not None:
+            try:
+                self._begin_merging(arguments)
+            except ConfigError as error:
+                if self.config.ratio is not None:  # merging was asked for
+                    raise
+                warn(f"nothing is done here: {state.schedule.why}, and tokens can't be merged: {error}")
+                state.dense = True
         if state.dense and self.trial is None:
             for hook in self.sites:
                 hook.leave_dense()
-        else:
-            state.cut = self._cut(arguments)
-            check_model(self.model, self.sites)
-            state.layout.read(arguments)
-            self._choose(arguments)
-            for hook in self.sites:
-                hook.foretell()
-                check_attention(hook)
         state.times.start_call()
+
+    def _begin_merging(self, arguments: Call) -> None:
+        """See that nothing is in the way, and how many tokens each site gets."""
+        state = self.state
+        state.cut = self._cut(arguments)
+        check_model(self.model, self.sites)
+        state.layout.read(arguments)
+        self._choose(arguments)
+        for hook in self.sites:
+            hook.foretell()
+            check_attention(hook)
 
     def _cut(self, arguments: Call) -> bool:
         """What acts between blocks, or leaves some out, must find all tokens in their order."""

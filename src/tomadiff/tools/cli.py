@@ -228,7 +228,10 @@ def map_merges(args: argparse.Namespace) -> None:
         if step < 1 or step > (args.steps or step):
             raise ValueError(f"--at: step {step} is none of {args.steps or 'the steps'}, counted from 1")
     pipe, request = prepare(args)
-    tomadiff.apply(pipe, args.settings, preset=args.preset, **chosen(args))
+    settings = chosen(args)
+    if args.settings is None and args.preset is None:
+        settings = {"ratio": 0.5, **settings}  # by default, steps may be forecast, and nothing merged
+    tomadiff.apply(pipe, args.settings, preset=args.preset, **settings)
     recorder = Recorder(pipe)
     picture, _ = draw(pipe, request, callback_on_step_end=recorder)
     if not recorder.maps:
