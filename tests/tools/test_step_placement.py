@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tomadiff.runtime.forecast import History
-from tomadiff.tools.step_placement import dot_products, place, placements, record, step_sizes
+from tomadiff.tools.step_placement import dot_products, drift, exchange, place, placements, record, step_sizes
 
 
 def errors(outputs: Tensor, sizes: Sequence[float], steps: Sequence[int]) -> float:
@@ -64,6 +64,25 @@ def test_errors_count_by_how_far_a_step_goes() -> None:
     sizes[12:] = 0.01
     assert 5 in place(dot_products(outputs), sizes.tolist(), [5])[0]
     assert 12 in place(dot_products(outputs), (0.01 / sizes).tolist(), [5])[0]
+
+
+def test_steps_are_exchanged_until_no_single_move_lets_errors_cancel_better() -> None:
+    outputs, sizes = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), [1.0] * 12
+    dots, equal = dot_products(outputs), [0, 1, 4, 7, 10, 11]
+    found = exchange(dots, sizes, equal)
+    assert len(found) == 6 and found[:2] == [0, 1] and found[-1] == 11
+    least = drift(dots, sizes, found)
+    assert least < drift(dots, sizes, equal)
+    for old in found[2:-1]:
+        for new in set(range(2, 11)) - set(found):
+            assert drift(dots, sizes, sorted({*found, new} - {old})) >= least
+    history, total = History(), torch.zeros(3)
+    for step, output in enumerate(outputs):
+        if step in found:
+            history.add(step, output)
+        else:
+            total += output - history.forecast(step)
+    assert least == pytest.approx(float(total.norm()), rel=1e-4)
 
 
 class Doubler(nn.Module):

@@ -2,7 +2,9 @@
 
 A step that doesn't run gets a forecast, which is a weighted sum of earlier outputs. So the errors of all
 forecasts follow from the dot products of the outputs, a small matrix, and the steps with the smallest errors
-from dynamic programming.
+from dynamic programming. That adds up errors as if all of them hurt. Errors may also cancel out in the
+latents: so steps at equal distances are moved, one at a time, as long as less of their sum is left. Which of
+the two is closer depends on the model, and only pictures tell.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ from torch import Tensor, nn
 
 from tomadiff.runtime.forecast import Point, extrapolation
 from tomadiff.runtime.sampling import TWO_CALLS, sampling_of
+from tomadiff.runtime.schedule import Schedule
 
 FARTHEST = 12  # steps from one that runs to the next; longer gaps are too bold, and make the search slow
 SHARES = (0.5, 0.42, 1 / 3, 0.25)  # of the steps that run
+MAX_STEPS = 64  # the search takes seconds up to here, and grows with the fourth power
+INTERVALS = (2, 3, 4)  # equal distances to start from
 Dots = np.ndarray  # [steps, steps]: dot products of outputs, in fp64, since errors are small differences
 Path = tuple[float, list[int]]  # the error that steps come to, and the steps
 
@@ -35,8 +40,16 @@ def placements(model: nn.Module, scheduler: Any, draws: Sequence[Callable[[], An
     if any(dots is None for dots in recorded):
         return []
     dots = np.sum(recorded, axis=0)
-    counts = [round(share * len(dots)) for share in SHARES]
-    return place(dots, step_sizes(scheduler), counts)
+    steps, sizes = len(dots), step_sizes(scheduler)
+    if steps > MAX_STEPS:
+        return []
+    found = place(dots, sizes, [round(share * steps) for share in SHARES])
+    for interval in INTERVALS:
+        schedule = Schedule(steps, interval)
+        equal = [step for step in range(steps) if schedule.runs(step)]
+        if 3 < len(equal) < steps:
+            found.append(exchange(dots, sizes, equal))
+    return [list(each) for each in dict.fromkeys(map(tuple, found))]
 
 
 def record(model: nn.Module, scheduler: Any, draw: Callable[[], Any]) -> Dots | None:
@@ -105,3 +118,25 @@ def gap_errors(dots: Dots, sizes: Sequence[float], ran: Sequence[int]) -> list[f
         square = weights @ dots[np.ix_(places, places)] @ weights
         errors.append(errors[-1] + sizes[step] * max(float(square), 0.0) ** 0.5)
     return errors
+
+
+def exchange(dots: Dots, sizes: Sequence[float], steps: list[int]) -> list[int]:
+    """Move single steps, but the first two and the last, as long as errors cancel out better."""
+    least = drift(dots, sizes, steps)
+    while True:
+        idle = [step for step in range(2, len(dots) - 1) if step not in steps]
+        moves = [sorted({*steps, new} - {old}) for old in steps[2:-1] for new in idle]
+        error, best = min(((drift(dots, sizes, move), move) for move in moves), default=(least, steps))
+        if error >= least:
+            return steps
+        least, steps = error, best
+
+
+def drift(dots: Dots, sizes: Sequence[float], steps: Sequence[int]) -> float:
+    """How far all forecasts together move the latents."""
+    moved = np.zeros(len(dots))  # by so much of each step's output
+    for step in sorted(set(range(len(dots))) - set(steps)):
+        ran = [each for each in steps if each < step][-3:]
+        moved[step] += sizes[step]
+        moved[ran] -= sizes[step] * np.array(extrapolation(ran, step))
+    return max(float(moved @ dots @ moved), 0.0) ** 0.5
