@@ -106,7 +106,7 @@ def test_the_command_writes_settings_that_draw_what_was_measured(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tune, "WORTH", 0.0)  # times are anybody's guess here
     few = [tomadiff.Config(ratio=ratio) for ratio in (0.25, 0.5, {1: 0.5}, 0.75)]
-    monkeypatch.setattr(tune, "candidates", lambda model, family: few)
+    monkeypatch.setattr(tune, "candidates", lambda *_: few)
     drawn: list[tuple[str, str]] = []
     paint, stop_at = Painter.draw, [6]  # dense and four in the first prompt, one in the second
 
@@ -138,12 +138,35 @@ def test_the_command_writes_settings_that_draw_what_was_measured(
     assert configs == [found.config]
 
 
+def test_steps_are_placed_by_calibration_and_written_as_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A search that is resumed places them alike, and draws nothing that is there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tune, "WORTH", 0.0)
+    usual = tune.candidates
+
+    def placed(*args: Any) -> list[tomadiff.Config]:
+        return [config for config in usual(*args) if isinstance(config.interval, tuple)]
+
+    monkeypatch.setattr(tune, "candidates", placed)
+    command = [*SMALL, "--steps", "8", "--limit", "1", "--psnr", "1"]
+    assert main(command) == 0
+    first = settings_file.load(FOLDER / "settings.json").config.interval
+    assert first[:2] == (0, 1) and first[-1] == 7 and len(first) < 8
+    pictures = read_rows(FOLDER / "rows.jsonl")
+    assert main([*command, "--resume"]) == 0
+    assert "everything is drawn already" in capsys.readouterr().err
+    assert read_rows(FOLDER / "rows.jsonl") == pictures
+    assert settings_file.load(FOLDER / "settings.json").config.interval == first
+
+
 def test_a_budget_that_nothing_meets_writes_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     few = [tomadiff.Config(ratio=0.75), tomadiff.Config(ratio=0.5)]
-    monkeypatch.setattr(tune, "candidates", lambda model, family: few)
+    monkeypatch.setattr(tune, "candidates", lambda *_: few)
     assert main([*SMALL, "--psnr", "90", "--ssim", "0.9999"]) == 1
     told = capsys.readouterr().out
     assert "No settings are written: nothing of 2 settings keeps PSNR 90 and SSIM 0.9999" in told
@@ -156,7 +179,7 @@ def test_pictures_that_can_not_be_judged_are_told(
 ) -> None:
     """As those that are smaller than the window of SSIM."""
     few = [tomadiff.Config(ratio=0.5)]
-    monkeypatch.setattr(tune, "candidates", lambda model, family: few)
+    monkeypatch.setattr(tune, "candidates", lambda *_: few)
     command = [*SMALL, "--size", "8", "8", "--psnr", "5", "--folder", str(tmp_path)]
     assert main(command) == 2
     assert "can't be judged by SSIM" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,13 @@ from .evaluate.command import add_drawing_arguments, check_counts, default_promp
 from .evaluate.job import REFERENCE, Drawing, Painter, Way, Work
 from .evaluate.prompts import check_prompts, load_prompts
 from .evaluate.store import Row, Store, check_free, folder_for
+from .generate import Request, draw
 from .method_spec import configuration, label, pairs, written
+from .step_placement import placements
 
 BUDGETS = ("psnr", "ssim")
 STRIDES = (4, 2, 1)  # a quarter of the prompts, half of them, all
+CALIBRATION = 2  # dense pictures that tell where the steps that run should be
 WORTH = 1.02  # a speed-up that can be told from noise
 Budget = dict[str, float]
 
@@ -98,10 +102,14 @@ def check(args: argparse.Namespace, budget: Budget) -> None:
     default_prompts(args)
 
 
-def candidates(model: nn.Module, family: Family) -> list[Config]:
-    """Settings that are worth a try, as far as a model can honour them."""
+def candidates(model: nn.Module, family: Family, placements: Sequence[Sequence[int]] = ()) -> list[Config]:
+    """Settings that are worth a try, as far as a model can honour them.
+
+    placements: lists of steps to run, beside those at equal distances.
+    """
     wanted: list[dict[str, Any]] = [{"ratio": ratio} for ratio in (0.25, 0.5, 0.75, 0.9)]
     wanted += [{"interval": interval} for interval in (2, 3, 4, 5, 6)]
+    wanted += [{"interval": steps} for steps in placements]
     wanted += [{"ratio": 0.25, "interval": interval} for interval in (2, 3)]
     wanted += [{"ratio": 0.75, "where": "kv", "weigh_keys": weigh} for weigh in (True, False)]
     levels = sorted({place.level for place in find(model, family, Config(where=min(family.offers)))})
@@ -128,10 +136,24 @@ class Tuner:
         check_prompts(self.painter.pipe, prompts)
         model = denoiser(self.painter.pipe)[0]
         self.family = family_of(model)
-        ways, _ = pairs([written(config) for config in candidates(model, self.family)], [], self.family)
+        found = candidates(model, self.family, self.placements(model))
+        ways, _ = pairs([written(config) for config in found], [], self.family)
         self.painter.job = job_of(args, [REFERENCE, *ways], self.family)
         self.store = Store(args.folder, self.painter.job, args.resume)
         self.judges = scores.judges_of(scores.Wanted(["psnr", "ssim"], device=args.device))
+
+    def placements(self, model: nn.Module) -> list[list[int]]:
+        """Lists of steps to run. A search that is resumed draws for them again, and finds the same ones."""
+        args, pipe = self.args, self.painter.pipe
+        prompts = self.prompts[:: max(1, len(self.prompts) // CALIBRATION)][:CALIBRATION]
+        print(f"{len(prompts)} dense pictures tell which steps should run", file=sys.stderr)
+        size = tuple(args.size) if args.size else None
+        # with a seed that none of the pictures has that it is judged by
+        requests = [Request(prompt, args.seeds, args.steps, size, args.guidance) for prompt in prompts]
+        found = placements(model, pipe.scheduler, [partial(draw, pipe, request) for request in requests])
+        if not found:
+            print("which could not be told here: they run at equal distances", file=sys.stderr)
+        return found
 
     def search(self) -> list[Row]:
         """What is known of every setting in the end, dense first: not all of them drew all prompts."""

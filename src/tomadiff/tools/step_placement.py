@@ -1,0 +1,142 @@
+"""Which steps of a generation should run, from what the model gave at every step of a few dense pictures.
+
+A step that doesn't run gets a forecast, which is a weighted sum of earlier outputs. So the errors of all
+forecasts follow from the dot products of the outputs, a small matrix, and the steps with the smallest errors
+from dynamic programming. That adds up errors as if all of them hurt. Errors may also cancel out in the
+latents: so steps at equal distances are moved, one at a time, as long as less of their sum is left. Which of
+the two is closer depends on the model, and only pictures tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tomadiff.runtime.forecast import Point, extrapolation
+from tomadiff.runtime.sampling import TWO_CALLS, sampling_of
+from tomadiff.runtime.schedule import Schedule
+
+FARTHEST = 12  # steps from one that runs to the next; longer gaps are too bold, and make the search slow
+SHARES = (0.5, 0.42, 1 / 3, 0.25)  # of the steps that run
+MAX_STEPS = 64  # the search takes seconds up to here, and grows with the fourth power
+INTERVALS = (2, 3, 4)  # equal distances to start from
+Dots = np.ndarray  # [steps, steps]: dot products of outputs, in fp64, since errors are small differences
+Path = tuple[float, list[int]]  # the error that steps come to, and the steps
+
+
+def placements(model: nn.Module, scheduler: Any, draws: Sequence[Callable[[], Any]]) -> list[list[int]]:
+    """Lists of steps to run, for a few shares of them; each of `draws` draws a dense picture.
+
+    None where no forecast can know the next output, or where nobody can tell which call is of which step.
+    """
+    sampling = sampling_of(scheduler)
+    if not sampling.deterministic or sampling.solver == TWO_CALLS:
+        return []
+    recorded = [record(model, scheduler, draw) for draw in draws]
+    if any(dots is None for dots in recorded):
+        return []
+    dots = np.sum(recorded, axis=0)
+    steps, sizes = len(dots), step_sizes(scheduler)
+    if steps > MAX_STEPS:
+        return []
+    found = place(dots, sizes, [round(share * steps) for share in SHARES])
+    for interval in INTERVALS:
+        schedule = Schedule(steps, interval)
+        equal = [step for step in range(steps) if schedule.runs(step)]
+        if 3 < len(equal) < steps:
+            found.append(exchange(dots, sizes, equal))
+    return [list(each) for each in dict.fromkeys(map(tuple, found))]
+
+
+def record(model: nn.Module, scheduler: Any, draw: Callable[[], Any]) -> Dots | None:
+    """The dot products of a picture's outputs; None where calls don't divide evenly into steps."""
+    outputs: list[Tensor] = []
+
+    def keep(_model: nn.Module, _inputs: Any, output: Any) -> None:
+        values = Point.of(0, output).values.values()
+        outputs.append(torch.cat([value.flatten().cpu() for value in values]))
+
+    handle = model.register_forward_hook(keep)
+    try:
+        draw()
+    finally:
+        handle.remove()
+    steps = len(scheduler.timesteps)
+    if not outputs or len(outputs) % steps or len({len(output) for output in outputs}) > 1:
+        return None
+    return dot_products(torch.stack(outputs).view(steps, -1))
+
+
+def dot_products(outputs: Tensor) -> Dots:
+    """outputs: [steps, elements]."""
+    exact = outputs.double()
+    return (exact @ exact.mT).numpy()
+
+
+def step_sizes(scheduler: Any) -> list[float]:
+    """How far an error of the output moves the latents: the change of the noise level, 1 if nobody tells."""
+    steps, sigmas = len(scheduler.timesteps), getattr(scheduler, "sigmas", None)
+    if sigmas is None or len(sigmas) != steps + 1:
+        return [1.0] * steps
+    return sigmas.diff().abs().tolist()
+
+
+def place(dots: Dots, sizes: Sequence[float], counts: Iterable[int]) -> list[list[int]]:
+    """For each count, the steps to run: the first two, the last, and those between with the least error."""
+    last, wanted, found = len(dots) - 1, {count for count in counts if 3 < count <= len(dots)}, []
+    gaps: dict[tuple[int, ...], list[float]] = {}
+    # the best way to each of the last three steps that run, which is all that a forecast is made of
+    best: dict[tuple[int, ...], Path] = {(0, 1): (0.0, [0, 1])}
+    for count in range(3, max(wanted, default=0) + 1):
+        longer: dict[tuple[int, ...], Path] = {}
+        for ran, (error, path) in best.items():
+            if ran not in gaps:
+                gaps[ran] = gap_errors(dots, sizes, ran)
+            for step, more in enumerate(gaps[ran], ran[-1] + 1):
+                state = (*ran, step)[-3:]
+                if state not in longer or error + more < longer[state][0]:
+                    longer[state] = error + more, [*path, step]
+        best = longer
+        ends = [path for ran, path in best.items() if ran[-1] == last]
+        if count in wanted and ends:
+            found.append(min(ends)[1])
+    return found
+
+
+def gap_errors(dots: Dots, sizes: Sequence[float], ran: Sequence[int]) -> list[float]:
+    """The errors of forecasts from the steps in `ran` until another one runs, for each that could be next."""
+    if ran[-1] == len(dots) - 1:
+        return []
+    errors = [0.0]
+    for step in range(ran[-1] + 1, min(ran[-1] + FARTHEST, len(dots) - 1)):
+        weights = np.array([1.0, *(-weight for weight in extrapolation(list(ran), step))])
+        places = [step, *ran]
+        square = weights @ dots[np.ix_(places, places)] @ weights
+        errors.append(errors[-1] + sizes[step] * max(float(square), 0.0) ** 0.5)
+    return errors
+
+
+def exchange(dots: Dots, sizes: Sequence[float], steps: list[int]) -> list[int]:
+    """Move single steps, but the first two and the last, as long as errors cancel out better."""
+    least = drift(dots, sizes, steps)
+    while True:
+        idle = [step for step in range(2, len(dots) - 1) if step not in steps]
+        moves = [sorted({*steps, new} - {old}) for old in steps[2:-1] for new in idle]
+        error, best = min(((drift(dots, sizes, move), move) for move in moves), default=(least, steps))
+        if error >= least:
+            return steps
+        least, steps = error, best
+
+
+def drift(dots: Dots, sizes: Sequence[float], steps: Sequence[int]) -> float:
+    """How far all forecasts together move the latents."""
+    moved = np.zeros(len(dots))  # by so much of each step's output
+    for step in sorted(set(range(len(dots))) - set(steps)):
+        ran = [each for each in steps if each < step][-3:]
+        moved[step] += sizes[step]
+        moved[ran] -= sizes[step] * np.array(extrapolation(ran, step))
+    return max(float(moved @ dots @ moved), 0.0) ** 0.5
