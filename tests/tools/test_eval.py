@@ -278,7 +278,7 @@ def test_ways_that_differ_in_one_number_are_one_curve() -> None:
     ways = [("tomadiff", 0.25), ("tomadiff", 0.5), ("tomadiff:interval=2", 0.0), ("tomadiff:interval=3", 0.0)]
     assert list(curves(ways).values()) == ["tomadiff"] * 2 + ["tomadiff:interval=..."] * 2
     ways = [("steps:8,solver=dpm++", 0.0), ("steps:13,solver=dpm++", 0.0), ("steps:13", 0.0)]
-    assert list(curves(ways).values()) == ["steps:count=...,solver=dpm++"] * 2 + ["steps:count=13"]
+    assert list(curves(ways).values()) == ["steps:...,solver=dpm++"] * 2 + ["steps:13"]
     settings = [(2, 1), (2, 2), (3, 1), (4, 1)]
     several = [
         (f"taylorseer:cache_interval={interval},max_order={order}", 0.0) for interval, order in settings

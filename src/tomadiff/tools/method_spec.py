@@ -72,7 +72,9 @@ def written(config: Config) -> str:
 
 def spelled(name: str, settings: dict[str, Any]) -> str:
     """The inverse of `parse`."""
-    fields = [f"{key}={value if isinstance(value, str) else repr(value)}" for key, value in settings.items()]
+    texts = {key: value if isinstance(value, str) else repr(value) for key, value in settings.items()}
+    bare = [texts.pop(SHORTHANDS[name])] if SHORTHANDS.get(name) in texts else []
+    fields = bare + [f"{key}={text}" for key, text in texts.items()]
     return f"{name}:{','.join(fields)}" if fields else name
 
 

@@ -162,8 +162,9 @@ def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> No
     points = [line for line in lines if line.get(metric) is not None and not _is_equal(line)]
     titles = {"work": "share of the model's work (FLOPs)", "speedup": "speed-up over dense"}
     shown = [axis for axis in titles if any(line.get(axis) for line in points)]
+    panels = len(shown) or 1
     figure, axes = pyplot.subplots(
-        1, len(shown) or 1, figsize=(3.5 + 5 * (len(shown) or 1), 5.2), dpi=110, sharey=True, squeeze=False
+        1, panels, figsize=(1 + 5 * panels, 4.6), dpi=110, sharey=True, squeeze=False
     )
     curve_of = curves([(line["way"], line["ratio"]) for line in points])
     for name, axis in zip(shown, axes[0]):
@@ -171,9 +172,13 @@ def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> No
         axis.set_xlabel(titles[name])
     axes[0][0].set_ylabel(METRICS[metric][0])
     figure.suptitle(title, fontsize=10)
-    axes[0][-1].legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1))
     figure.tight_layout()
-    write_whole(path, lambda partial: figure.savefig(partial, format="png"))
+    named: dict[str, Any] = {}
+    for axis in axes[0]:
+        named |= dict(zip(*reversed(axis.get_legend_handles_labels())))
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "ncol": 2, "frameon": False, "fontsize": 8}
+    figure.legend(named.values(), named.keys(), **below)
+    write_whole(path, lambda partial: figure.savefig(partial, format="png", bbox_inches="tight"))
     pyplot.close(figure)
 
 
