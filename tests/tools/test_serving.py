@@ -123,7 +123,7 @@ def server(free_port: int) -> Iterator[Server]:
         everybody = [psutil.Process(process.pid)] if process.poll() is None else []
         everybody += [child for one in everybody for child in one.children(recursive=True)]
         process.terminate()
-        _, left = psutil.wait_procs(everybody, timeout=60)
+        _, left = psutil.wait_procs(everybody, timeout=PATIENCE)
         for child in left:
             child.kill()
         process.wait()

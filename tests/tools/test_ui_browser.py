@@ -65,7 +65,7 @@ def address(
         assert found, log.read_text()
         yield found[0]
         server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
+        assert server.wait(PATIENCE / 1000) == 0
         assert "Traceback" not in log.read_text()
     finally:
         server.kill()
