@@ -95,7 +95,7 @@ def make_report(sessions: list[Session], second: str | None = None) -> Report:
             for session in sessions
             for hook in session.sites
         ],
-        generations=first.state.clock.generation,
+        generations=first.counts.generations,
         steps=_sums([session.counts.steps for session in sessions]),
         model_calls=_sums([session.counts.calls for session in sessions]),
         why=first.counts.why,

@@ -258,7 +258,7 @@ def test_unet_attends_from_all_queries_to_merged_keys(method: str, weigh_keys: b
     model = denoiser(make("sd1")).eval()
     attn = model.down_blocks[0].attentions[0].transformer_blocks[0].attn1
     x = called(model, attn)[0]["hidden_states"]
-    config = Config(method=method, where="kv", weigh_keys=weigh_keys)
+    config = Config(method=method, where="kv", weigh_keys=weigh_keys, dense_blocks=0)
     tomadiff.apply(model, config)
     _, output = called(model, attn)
     plan = METHODS[method](x, (16, 16), config.ratio, config)
@@ -274,7 +274,7 @@ def test_sd3_attends_from_all_queries_to_merged_keys() -> None:
     attn = model.transformer_blocks[0].attn
     arguments, _ = called(model, attn)
     x, text = arguments["hidden_states"], arguments["encoder_hidden_states"]
-    config = Config(where="kv")
+    config = Config(where="kv", dense_blocks=0)
     tomadiff.apply(model, config)
     _, (image_out, _) = called(model, attn)
     plan = METHODS["toma"](x, (8, 8), config.ratio, config)
@@ -305,9 +305,9 @@ def test_flux_keys_have_the_positions_of_their_destinations(weigh_keys: bool) ->
     arguments, _ = called(model, attn)
     x, table = arguments["hidden_states"], arguments["image_rotary_emb"]
     text = x.shape[1] - 64
-    config = Config(where="kv", weigh_keys=weigh_keys)
+    config = Config(where="kv", weigh_keys=weigh_keys, dense_blocks=0)
     # joint blocks dense: their change would reach this one
-    tomadiff.apply(model, Config(where="kv", weigh_keys=weigh_keys))
+    tomadiff.apply(model, config)
     for hook in model._tomadiff.sites:
         if hook.place.block is not model.single_transformer_blocks[0]:
             object.__setattr__(hook.place, "ratios", (0.0,))

@@ -207,7 +207,9 @@ def test_a_sample_does_not_depend_on_its_batch(model: nn.Module, case: ModuleTyp
     assert distance(together[0], together[1]) > 1e-3
 
 
-def test_outputs_are_forecast_in_the_form_that_was_asked_for(model: nn.Module, case: ModuleType) -> None:
+def test_outputs_are_forecast_in_the_form_that_was_asked_for(
+    model: nn.Module, case: ModuleType, family: Family
+) -> None:
     """Whatever a model returns: tensors, lists of them, several. A skipped step runs nothing."""
     times = (0.9, 0.8, 0.7, 0.6)
     first, second, _, _ = (called(model, case, time) for time in times)
@@ -215,12 +217,15 @@ def test_outputs_are_forecast_in_the_form_that_was_asked_for(model: nn.Module, c
     calls: list[nn.Module] = []
     model.register_forward_hook(lambda module, args, output: calls.append(module))
     drawn = [called(model, case, time) for time in times]
+    if family.time is None:  # nobody knows which calls belong to one generation
+        assert len(calls) == 4
+        return
     assert len(calls) == 3 and tomadiff.report(model).model_calls == {"run": 3, "forecast": 1}
     leaves, form = tree_flatten(drawn[2])
     assert form == tree_flatten(first)[1]
-    expected = [2 * b - a for a, b in zip(tree_leaves(first), tree_leaves(second))]  # the line goes on
-    for leaf, value in zip(leaves, expected):
-        torch.testing.assert_close(leaf, value, atol=1e-4, rtol=1e-4)
+    for leaf, a, b in zip(leaves, tree_leaves(first), tree_leaves(second)):
+        if isinstance(leaf, Tensor):
+            torch.testing.assert_close(leaf, 2 * b - a, atol=1e-4, rtol=1e-4)  # the line goes on
 
 
 # -- tokens ------------------------------------------------------------------------------------------------

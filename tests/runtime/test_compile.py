@@ -152,7 +152,7 @@ def regional(name: str, depth: int) -> nn.Module:
 @pytest.mark.parametrize("name", ["unet", "flux"])
 def test_blocks_of_a_kind_share_what_is_compiled(name: str) -> None:
     counts = []
-    for depth in (2, 4):
+    for depth in (3, 5):  # the first block is dense
         torch.compiler.reset()
         counters.clear()
         model = tomadiff.apply(regional(name, depth), **SETTINGS)

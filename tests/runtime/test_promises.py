@@ -445,7 +445,7 @@ def test_first_blocks_stay_dense() -> None:
 
 
 def test_last_blocks_stay_dense() -> None:
-    pipe = tomadiff.apply(make("flux"), ratio=0.5, dense_last_blocks=1)
+    pipe = tomadiff.apply(make("flux"), ratio=0.5, dense_blocks=0, dense_last_blocks=1)
     assert [site.name for site in tomadiff.report(pipe).sites] == [
         "transformer_blocks.0",
         "single_transformer_blocks.0",

@@ -212,7 +212,7 @@ def test_steps_left_out_are_as_if_they_had_run(refreshes: tuple[int, int], shift
 
 
 def test_steps_that_do_not_run_are_left_out() -> None:
-    assert counted("flux", interval=2) == counted("flux")
+    assert counted("flux", ratio=0.5, interval=2) == counted("flux")
 
 
 def test_the_patch_comes_off_again_even_after_an_error() -> None:

@@ -164,7 +164,7 @@ def test_generate_writes_a_picture_with_its_settings_inside(tmp_path: Path) -> N
         settings = json.loads(picture.text["tomadiff"])
     assert settings["prompt"] == "hot dog" and settings["seed"] == 1
     assert (settings["steps"], settings["size"], settings["guidance"]) == (3, [32, 64], 2.5)
-    assert settings["tomadiff"]["ratio"] == 0.5
+    assert settings["tomadiff"]["interval"] == "auto"
 
 
 def test_generate_compares_and_numbers_pictures(tmp_path: Path) -> None:
@@ -215,7 +215,10 @@ def test_any_pipeline_in_a_folder_is_a_model_too(tmp_path: Path) -> None:
         (["generate", "hot dog", "--num-images", "0"], "at least 1"),
         (["generate", "hot dog", "--steps", "0"], "steps"),
         (["merge-map", "hot dog", "--regions", "stripe"], "tile"),
-        (["merge-map", "fox", "--steps", "8", "--at", "4", "1"], "step 1 is dense; merged are 3, 4, 6, 7"),
+        (
+            ["merge-map", "fox", "--steps", "4", "--at", "4", "1", "--ratio", "[(2, 0.5)]"],
+            "step 1 is dense; merged are 3, 4",
+        ),
         (["demo", "--prompts", "hto"], "hot"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

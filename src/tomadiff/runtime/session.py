@@ -104,7 +104,6 @@ class Session:
         else:
             generation.run(clock.step)
             self._prepare_sites(arguments)
-        self.counts.add(clock, call.skipped)
         return call
 
     @torch.compiler.disable
@@ -120,6 +119,7 @@ class Session:
                     hook.count()
             self._check_tokens_came_back()
         if self.trial is None:
+            self.counts.add(self.state.clock, call.skipped)
             self.guard.leave()
 
     @torch.compiler.disable
@@ -295,12 +295,14 @@ class Counts:
     def __init__(self) -> None:
         self.calls = {"run": 0, "forecast": 0}
         self.steps = {"run": 0, "forecast": 0}
+        self.generations = 0
         self.why = ""  # the last generation ran the steps that it did
 
     def add(self, clock: Clock, skipped: bool) -> None:
         did = "forecast" if skipped else "run"
         self.calls[did] += 1
         self.steps[did] += clock.call == 0
+        self.generations += clock.call == clock.step == 0
 
 
 def warn(message: str) -> None:

@@ -138,7 +138,7 @@ def _cell(line: Row, metric: str, unavailable: dict[str, str]) -> str:
 
 def _is_equal(line: Row) -> bool:
     """Whether all pictures are the dense ones, to the bit."""
-    return line["identical"] == line["pictures"]
+    return "identical" in line and line["identical"] == line["pictures"]
 
 
 def _is_ours(way: str) -> bool:

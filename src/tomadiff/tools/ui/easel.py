@@ -66,17 +66,18 @@ class Easel:
                     no_maps = str(error)
             drawn = self._timed(request, f"{way} at {config.ratio:g}", part, recorder)
             report = tomadiff.report(self.pipe)
-        finest = max(report.sites, key=lambda site: site.tokens)
-        merged_calls = finest.calls - finest.dense_calls if config.ratio else 0
+        finest = max(report.sites, key=lambda site: site.tokens, default=None)
+        merged_calls = finest.calls - finest.dense_calls if finest else 0
         pictures = as_tensor([dense.picture]), as_tensor([drawn.picture])
         merged = Merged(
             picture=drawn.picture,
             seconds=drawn.seconds,
             config=config,
-            tokens=finest.tokens,
-            kept=finest.kept,
+            tokens=finest.tokens if finest else 0,
+            kept=finest.kept if finest else 0,
             steps=request.steps,
-            merged_steps=round(request.steps * merged_calls / finest.calls),  # guidance may call twice
+            # guidance may call twice; steps that are forecast are not merged
+            merged_steps=round(report.steps["run"] * merged_calls / finest.calls) if finest else 0,
             psnr=psnr(*pictures).item(),
             ssim=ssim(*pictures).item(),
         )
