@@ -614,7 +614,7 @@ def test_caches_that_were_put_on_by_hand_are_refused_alike() -> None:
     with pytest.raises(ConfigError, match=r"enable_cache\(\) after it"):
         draw(tomadiff.apply(pipe, ratio=0.5))
     for name in ("sd1", "flux"):
-        pipe = tomadiff.apply(make(name))
+        pipe = tomadiff.apply(make(name), ratio=0.5)
         broadcast = PyramidAttentionBroadcastConfig(
             spatial_attention_block_skip_range=2, current_timestep_callback=lambda: 500
         )

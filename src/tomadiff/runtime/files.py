@@ -100,7 +100,11 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder, or say who is in it. However a process ends, its lock goes."""
+    """Keep other processes out of a folder, or say who is in it. However a process ends, its lock goes.
+
+    Folders that were made for it are gone again if an error comes before anything is in them.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a+") as file:
         if fcntl is not None:
@@ -116,7 +120,14 @@ def locked(folder: Path) -> Iterator[None]:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
         file.flush()
-        yield
+        try:
+            yield
+        except BaseException:
+            if made and [path.name for path in folder.iterdir()] == [".lock"]:
+                (folder / ".lock").unlink()
+                for path in made:
+                    path.rmdir()
+            raise
 
 
 def _sync(path: Path) -> None:
