@@ -252,6 +252,15 @@ def test_a_run_of_odd_types_is_no_record(values: dict[str, Any], tmp_path: Path)
         Record({}).resume(tmp_path / "x.json")
 
 
+@pytest.mark.parametrize("method", ["first-block:threshold=0.1+tomadiff", "tomadiff:where=block", "tomesd"])
+def test_a_record_of_any_method_is_resumed(method: str, tmp_path: Path) -> None:
+    content = {"about": {}, "runs": [RUN, RUN | {"method": method, "ratio": 0.5}], "counts": []}
+    (tmp_path / "x.json").write_text(json.dumps(content | {"keep_steps": {method: 2}}))
+    record = Record({})
+    record.resume(tmp_path / "x.json")
+    assert [run.method for run in record.runs] == ["dense", method]
+
+
 def test_half_a_round_is_measured_again(tmp_path: Path) -> None:
     ours = RUN | {"method": "tomadiff", "ratio": 0.5}
     runs = [RUN, ours, ours | {"round": 1}]
