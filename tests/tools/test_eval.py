@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +38,16 @@ def drawing(prompt: str = "pizza") -> Drawing:
     return Drawing(prompt, 0, *REFERENCE, 0.5, "somebody", encode(Image.new("RGB", (8, 8))))
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all pictures, to be looked at and copied."""
+    folder = tmp_path_factory.mktemp("evaluation") / "out"
+    store = Store(folder, JOB, resume=False)
+    fill(store)
+    assert store.missing(PROMPTS, (0, 1)) == []
+    return folder
+
+
 # -- the folder --------------------------------------------------------------------------------------------
 
 
@@ -46,33 +57,31 @@ def test_pictures_come_back_as_they_were_drawn(tmp_path: Path) -> None:
     assert open_picture(tmp_path / "x.png").tobytes() == picture.tobytes()
 
 
-def test_every_prompt_and_seed_is_drawn_in_every_way_once(tmp_path: Path) -> None:
+def test_every_prompt_and_seed_is_drawn_in_every_way_once(tmp_path: Path, finished: Path) -> None:
     store = Store(tmp_path / "out", JOB, resume=False)
     works = store.missing(PROMPTS, (0, 1))
     assert len(works) == 4
     # there and back, so that times don't depend on who is before
     assert [work.ways for work in works] == [WAYS, WAYS[::-1], WAYS, WAYS[::-1]]
-    fill(store)
-    assert store.missing(PROMPTS, (0, 1)) == []
-    rows = read_rows(tmp_path / "out" / "rows.jsonl")
+    rows = read_rows(finished / "rows.jsonl")
     assert len(rows) == 4 * 3
     for row in rows:
-        content = (tmp_path / "out" / row["file"]).read_bytes()
+        content = (finished / row["file"]).read_bytes()
         assert hashlib.sha256(content).hexdigest() == row["sha256"]
     # the same noise, other pictures
     assert len({row["sha256"] for row in rows}) == len(rows)
 
 
-def test_the_same_evaluation_draws_the_same_pictures_again(tmp_path: Path) -> None:
-    for folder in ("a", "b"):
-        fill(Store(tmp_path / folder, JOB, resume=False))
-    assert same_pictures(tmp_path / "a", tmp_path / "b")
+def test_the_same_evaluation_draws_the_same_pictures_again(tmp_path: Path, finished: Path) -> None:
+    fill(Store(tmp_path / "out", JOB, resume=False))
+    assert same_pictures(tmp_path / "out", finished)
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "changed", "empty"])
-def test_a_damaged_picture_is_drawn_again_and_the_others_are_not(tmp_path: Path, damage: str) -> None:
-    folder = tmp_path / "out"
-    fill(Store(folder, JOB, resume=False))
+def test_a_damaged_picture_is_drawn_again_and_the_others_are_not(
+    tmp_path: Path, finished: Path, damage: str
+) -> None:
+    folder = shutil.copytree(finished, tmp_path / "out")
     before = rows_of(folder)
     victim = folder / before[4]["file"]
     if damage == "gone":
@@ -175,10 +184,10 @@ def test_ways_may_be_added_and_those_left_out_are_remembered(tmp_path: Path) -> 
         Store(tmp_path, changed, resume=True)
 
 
-def test_only_what_is_asked_for_counts(tmp_path: Path) -> None:
+def test_only_what_is_asked_for_counts(tmp_path: Path, finished: Path) -> None:
     """Not the pictures of an earlier session with more prompts, seeds or ways."""
-    fill(Store(tmp_path, JOB, resume=False))
-    store = Store(tmp_path, replace(JOB, ways=WAYS[:2]), resume=True)
+    folder = shutil.copytree(finished, tmp_path / "out")
+    store = Store(folder, replace(JOB, ways=WAYS[:2]), resume=True)
     rows = store.asked(["hot dog", "red apple"], (0, 7))
     assert [(row["prompt"], row["seed"], row["way"]) for row in rows] == [
         ("hot dog", 0, "dense"),
@@ -186,9 +195,8 @@ def test_only_what_is_asked_for_counts(tmp_path: Path) -> None:
     ]
 
 
-def test_the_order_of_prompts_does_not_matter(tmp_path: Path) -> None:
-    store = Store(tmp_path, JOB, resume=False)
-    fill(store)
+def test_the_order_of_prompts_does_not_matter(tmp_path: Path, finished: Path) -> None:
+    store = Store(shutil.copytree(finished, tmp_path / "out"), JOB, resume=True)
     assert store.missing(PROMPTS[::-1], (1, 0)) == []
 
 
