@@ -246,24 +246,25 @@ def test_a_sample_does_not_depend_on_its_batch(pipe: Any) -> None:
     torch.testing.assert_close(draw(pipe, seeds=(1,), steps=6)[0], together[1], atol=1e-4, rtol=1e-3)
 
 
-def test_same_seed_same_picture_whatever_came_before(pipe: Any, name: str) -> None:
-    expected = fresh(name, steps=6)
+def test_same_seed_same_picture_whatever_came_before(pipe: Any) -> None:
     tomadiff.apply(pipe, interval=2)
+    expected = draw(pipe, steps=6)
     for before in ({"steps": 1}, {"steps": 6, "seeds": (3,)}, {"steps": 5, "size": (64, 96)}):
         draw(pipe, **before)
         assert torch.equal(draw(pipe, steps=6), expected), before
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
-def test_a_cancelled_generation_leaves_nothing_to_the_next(pipe: Any, name: str, after: int) -> None:
-    expected = fresh(name, steps=6)
+def test_a_cancelled_generation_leaves_nothing_to_the_next(pipe: Any, after: int) -> None:
+    tomadiff.apply(pipe, interval=2)
+    expected = draw(pipe, steps=6)
 
     def cancel(pipe: Any, step: int, time: Any, inputs: dict) -> dict:
         if step == after:
             raise InterruptedError
         return inputs
 
-    tomadiff.apply(pipe, interval=2)
+    tomadiff.apply(pipe, interval=2)  # anew: nothing of the picture before
     with pytest.raises(InterruptedError):
         draw(pipe, steps=6, seeds=(5,), callback_on_step_end=cancel)
     assert torch.equal(draw(pipe, steps=6), expected)
@@ -341,7 +342,7 @@ def test_image_to_image_after_text_to_image_starts_anew() -> None:
             tomadiff.apply(pipe, interval=2)
             draw(pipe, steps=4)
         drawn.append(both(pipe, other))
-    assert torch.equal(*drawn)
+    torch.testing.assert_close(*drawn, atol=1e-5, rtol=1e-5)  # of two models, which may round otherwise
 
 
 # -- what a forecast rests on ------------------------------------------------------------------------------

@@ -28,15 +28,8 @@ from .sites import find
 from .state import State
 
 ZERO = torch.zeros(())
-TIMES = (
-    "timestep",
-    "timesteps",
-    "t",
-    "r",
-    "timestep_r",
-    "sigma",
-    "sigmas",
-)  # names of arguments that tell it
+# names that models give to arguments that tell the time
+TIMES = ("timestep", "timesteps", "t", "r", "timestep_r", "sigma", "sigmas")
 
 
 class Session:
