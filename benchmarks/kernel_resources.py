@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import mangle_type
 
-from tomadiff.core import Plan, cut, slots
+from tomadiff.core import Plan, partition, slot_layout
 from tomadiff.kernels.launch import Launch
 from tomadiff.kernels.merge import merge_launch, unmerge_launch
 from tomadiff.kernels.select import destinations_launch
@@ -67,8 +67,8 @@ def launches(
     grid: tuple[int, ...], size: int | tuple[int, ...], channels: int, dtype: torch.dtype
 ) -> dict[str, Launch]:
     """What a block of such tokens in tiles of such a size launches at ratio 0.5, for two samples."""
-    regions = cut(grid, "tile", size, False, CPU)
-    places = slots(regions.lengths, 0.5, CPU)
+    regions = partition(grid, "tile", size, False, CPU)
+    places = slot_layout(regions.lengths, 0.5, CPU)
     x = torch.empty(2, regions.tokens, channels, dtype=dtype)
     y = torch.empty(2, places.kept, channels, dtype=dtype)
     chosen = torch.empty(2, places.kept, dtype=torch.long)

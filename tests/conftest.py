@@ -21,9 +21,10 @@ from tomadiff.tools.evaluate.weights import WEIGHTS, fetch
 
 torch.set_num_threads(1)  # whatever the environment says
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: beside other tests, Ray hardly starts
-# the same examples in every run, and no folder of them; --hypothesis-profile default looks for others
-hypothesis.settings.register_profile("steady", derandomize=True, database=None)
-hypothesis.settings.register_profile("fuzz", max_examples=1000, database=None)
+# The same examples in every run, and no folder of them; --hypothesis-profile fuzz looks for others.
+# No deadline: no test may depend on how busy the machine is.
+hypothesis.settings.register_profile("steady", derandomize=True, database=None, deadline=None)
+hypothesis.settings.register_profile("fuzz", max_examples=1000, database=None, deadline=None)
 hypothesis.settings.load_profile("steady")
 
 

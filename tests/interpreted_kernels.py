@@ -14,7 +14,7 @@ from torch import Tensor
 
 import tomadiff
 from tomadiff import Config, core
-from tomadiff.core import Plan, cut, similarity, slots
+from tomadiff.core import Plan, partition, similarity, slot_layout
 from tomadiff.core.select import TIE
 from tomadiff.kernels import LARGEST
 from tomadiff.kernels.merge import merge, unmerge
@@ -86,8 +86,8 @@ def test_destinations_at_the_size_of_a_real_tile_are_cores(dtype: torch.dtype) -
     x = (2 + features(0, 2, 128, 100)).to(dtype)  # cosines near 0.8, and a last block of channels cut short
     config = Config(ratio=0.5)
     expected = toma.plan(x, (8, 16), 0.5, config).destinations
-    regions = cut((8, 16), "tile", 8, False, CPU)
-    assert torch.equal(destinations(x, regions, slots(regions.lengths, 0.5, CPU)), expected)
+    regions = partition((8, 16), "tile", 8, False, CPU)
+    assert torch.equal(destinations(x, regions, slot_layout(regions.lengths, 0.5, CPU)), expected)
 
 
 @settings(max_examples=15, deadline=None)
@@ -95,21 +95,21 @@ def test_destinations_at_the_size_of_a_real_tile_are_cores(dtype: torch.dtype) -
 def test_destinations_are_greedy_on_any_grid(
     seed: int, grid: tuple, kind: str, shift: bool, ratio: float, dtype: torch.dtype
 ) -> None:
-    regions = cut(grid, kind, 4, shift, CPU)
-    places = slots(regions.lengths, ratio, CPU)
+    regions = partition(grid, kind, 4, shift, CPU)
+    places = slot_layout(regions.lengths, ratio, CPU)
     x = features(seed, 2, math.prod(grid), 20).to(dtype)
     chosen = destinations(x, regions, places)
     assert chosen.shape == (2, places.kept)
     picks = regions.places_of(places.unpack(chosen))
     real = torch.arange(regions.size) < torch.tensor(regions.lengths).repeat(2)[:, None]
-    counts = [core.kept(length, ratio) for length in regions.lengths * 2]
+    counts = [core.num_kept(length, ratio) for length in regions.lengths * 2]
     for group, (count, s) in enumerate(zip(counts, similarity(regions.split(regions.arrange(x))))):
         assert_greedy(picks[group : group + 1, :count], s[None], real[group : group + 1])
 
 
 def test_destinations_of_part_of_a_sequence_need_no_copy() -> None:
-    regions = cut((8, 8), "tile", 4, False, CPU)
-    places = slots(regions.lengths, 0.5, CPU)
+    regions = partition((8, 8), "tile", 4, False, CPU)
+    places = slot_layout(regions.lengths, 0.5, CPU)
     sequence = features(1, 2, 5 + 64, 24)
     part = sequence[:, 5:]
     assert torch.equal(destinations(part, regions, places), destinations(part.clone(), regions, places))
@@ -118,8 +118,8 @@ def test_destinations_of_part_of_a_sequence_need_no_copy() -> None:
 
 
 def test_a_sample_gets_the_destinations_it_would_get_alone() -> None:
-    regions = cut((9, 7), "tile", 4, False, CPU)
-    places = slots(regions.lengths, 0.5, CPU)
+    regions = partition((9, 7), "tile", 4, False, CPU)
+    places = slot_layout(regions.lengths, 0.5, CPU)
     x = features(2, 3, 63, 16)
     together = destinations(x, regions, places)
     for sample in range(3):
@@ -128,8 +128,8 @@ def test_a_sample_gets_the_destinations_it_would_get_alone() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
 def test_broken_features_still_give_tokens_of_the_image(value: float) -> None:
-    regions = cut((5, 7), "tile", 4, False, CPU)
-    chosen = destinations(torch.full((1, 35, 8), value), regions, slots(regions.lengths, 0.5, CPU))
+    regions = partition((5, 7), "tile", 4, False, CPU)
+    chosen = destinations(torch.full((1, 35, 8), value), regions, slot_layout(regions.lengths, 0.5, CPU))
     assert ((chosen >= 0) & (chosen < 35)).all()
 
 
@@ -137,8 +137,8 @@ def test_regions_too_large_for_a_program_are_cores() -> None:
     s = similarity(features(3, 1, LARGEST + 1, 8))
     assert torch.equal(facility_location(s, 9), core.facility_location(s, 9))
     with pytest.raises(ValueError, match=str(LARGEST)):
-        regions = cut((1, LARGEST + 1), "global", 8, False, CPU)
-        destinations(features(3, 1, LARGEST + 1, 8), regions, slots(regions.lengths, 0.5, CPU))
+        regions = partition((1, LARGEST + 1), "global", 8, False, CPU)
+        destinations(features(3, 1, LARGEST + 1, 8), regions, slot_layout(regions.lengths, 0.5, CPU))
 
 
 # -- merging -----------------------------------------------------------------------------------------------
@@ -214,14 +214,14 @@ def test_regions_of_more_than_a_block_are_merged_as_well() -> None:
 
 def fused(x: Tensor, grid: tuple[int, ...]) -> tuple[Plan, Fused]:
     plan = toma.plan(x, grid, 0.5, Config(region_size=4))
-    return plan, Fused(plan, cut(grid, "global", 4, False, CPU))
+    return plan, Fused(plan, partition(grid, "global", 4, False, CPU))
 
 
 def test_a_fused_plan_is_used_as_any_other() -> None:
     """As a run of two blocks uses one: arranged before the first, restored after the last."""
     x = features(0, 2, 63, 8)
 
-    def run(plan: core.Reduction) -> Tensor:
+    def run(plan: core.MergePlan) -> Tensor:
         tokens = plan.regions.arrange(x)
         for _ in range(2):
             merged = plan.merge(tokens)

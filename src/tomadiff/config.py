@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .core import kept
+from .core import num_kept
 from .errors import ConfigError
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -293,7 +293,7 @@ class Config:
             return
         sizes = (self.region_size,) * 2 if isinstance(self.region_size, int) else self.region_size
         region = math.prod(sizes)
-        if kept(region, ratio) == region:
+        if num_kept(region, ratio) == region:
             raise ConfigError(
                 f"ratio={ratio!r} removes nothing from regions of {region} tokens: "
                 + (f"raise it to {1 / region:.3g} or more, or " if region > 1 else "")

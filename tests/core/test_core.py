@@ -14,7 +14,15 @@ from seeded import features
 from torch import Tensor
 
 from tomadiff import Config
-from tomadiff.core import Schedule, cut, destination_rows, facility_location, kept, similarity, slots
+from tomadiff.core import (
+    Schedule,
+    destination_rows,
+    facility_location,
+    num_kept,
+    partition,
+    similarity,
+    slot_layout,
+)
 from tomadiff.core.select import LARGE, TIE
 from tomadiff.methods import toma
 
@@ -108,7 +116,7 @@ def test_many_and_large_regions_are_chosen_from_as_each_alone(groups: int, n: in
 
 @given(grids, kinds, st.integers(1, 8), st.booleans())
 def test_arrange_and_restore_are_inverse_on_any_grid(grid: tuple, kind: str, size: int, shift: bool) -> None:
-    regions = cut(grid, kind, size, shift, CPU)
+    regions = partition(grid, kind, size, shift, CPU)
     x = torch.arange(2 * math.prod(grid) * 3.0).reshape(2, -1, 3)
     assert torch.equal(regions.restore(regions.arrange(x)), x)
     assert regions.split(regions.arrange(x)).shape == (2 * regions.count, regions.size, 3)
@@ -118,7 +126,7 @@ def test_arrange_and_restore_are_inverse_on_any_grid(grid: tuple, kind: str, siz
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 9))
 def test_tiles_are_boxes_of_at_most_the_size_asked_for(height: int, width: int, size: int) -> None:
-    regions = cut((height, width), "tile", size, False, CPU)
+    regions = partition((height, width), "tile", size, False, CPU)
     numbers = (
         regions.split(regions.arrange(torch.arange(float(height * width))[None, :, None])).long().squeeze(-1)
     )
@@ -133,37 +141,37 @@ def test_tiles_are_boxes_of_at_most_the_size_asked_for(height: int, width: int, 
 def test_tiles_of_a_video_lie_within_a_frame_unless_boxes_are_asked_for() -> None:
     frames = torch.arange(4 * 6 * 8.0)[None, :, None] // 48
     for size, tokens, spans in ((4, 12, 1), ((2, 3, 4), 24, 2), ((3, 6, 8), 96, 2)):
-        regions = cut((4, 6, 8), "tile", size, False, CPU)
+        regions = partition((4, 6, 8), "tile", size, False, CPU)
         times = regions.split(regions.arrange(frames))
         assert set(regions.lengths) == {tokens}
         assert (times.amax(1) - times.amin(1)).max() + 1 == spans
-    assert cut((4, 6, 8), "stripe", (2, 3, 4), False, CPU).size == 24
-    shifted = cut((4, 6, 8), "tile", (2, 3, 4), True, CPU)
+    assert partition((4, 6, 8), "stripe", (2, 3, 4), False, CPU).size == 24
+    shifted = partition((4, 6, 8), "tile", (2, 3, 4), True, CPU)
     assert shifted.order[0] == 48 + 8 + 2, "half a box along each axis"
 
 
 def test_stripes_and_global_regions_of_even_grids_move_nothing() -> None:
-    assert cut((16, 16), "stripe", 8, False, CPU).order is None
-    assert cut((5, 7), "global", 8, False, CPU).order is None
-    assert cut((16, 16), "tile", 8, False, CPU).order is not None
+    assert partition((16, 16), "stripe", 8, False, CPU).order is None
+    assert partition((5, 7), "global", 8, False, CPU).order is None
+    assert partition((16, 16), "tile", 8, False, CPU).order is not None
 
 
 def test_shifted_tiles_differ_and_stay_as_large() -> None:
-    plain, shifted = (cut((16, 24), "tile", 8, shift, CPU) for shift in (False, True))
+    plain, shifted = (partition((16, 24), "tile", 8, shift, CPU) for shift in (False, True))
     assert plain.lengths == shifted.lengths
     assert not torch.equal(plain.order, shifted.order)
 
 
 @given(grids, kinds, st.integers(1, 8), st.floats(0, 0.99))
 def test_tokens_kept_are_what_the_ratio_says(grid: tuple, kind: str, size: int, ratio: float) -> None:
-    lengths = cut(grid, kind, size, False, CPU).lengths
-    places = slots(lengths, ratio, CPU)
+    lengths = partition(grid, kind, size, False, CPU).lengths
+    places = slot_layout(lengths, ratio, CPU)
     assert places.kept == sum(length - math.floor(length * ratio + 1e-9) for length in lengths)
     assert abs(places.kept - (1 - ratio) * math.prod(grid)) <= len(lengths)  # within one token a region
 
 
 def test_kept_is_not_fooled_by_binary_fractions() -> None:
-    assert kept(100, 0.29) == 71
+    assert num_kept(100, 0.29) == 71
 
 
 # -- plans -------------------------------------------------------------------------------------------------
@@ -229,7 +237,7 @@ def test_unmerge_after_merge_is_the_identity_on_perfect_clusters(
     )  # four tiles of 4 x 4, 8 kinds each
     copies = torch.cat([originals, originals], dim=2)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(seed))
-    tiles = cut((8, 8), "tile", 4, False, CPU)
+    tiles = partition((8, 8), "tile", 4, False, CPU)
     x = tiles.restore(copies[:, :, order].reshape(1, 64, 16))
     p = plan(x, (8, 8), 0.5, region_size=4, unmerge=unmerge, assign=assign)
     close = 1e-2 if unmerge == "regression" else 1e-4  # a regression allows for noise

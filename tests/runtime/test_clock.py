@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tomadiff.runtime.clock import MOST_CALLS, Clock
+from tomadiff.runtime.clock import MAX_CALLS, Clock
 
 
 class Scheduler:
@@ -88,8 +88,8 @@ def test_a_new_table_of_the_pipelines_scheduler_starts_a_generation() -> None:
 
 
 def test_single_step_generations_of_a_bare_model_never_pile_up() -> None:
-    seen = ticks(Clock(), [999.0] * (MOST_CALLS + 1))
-    assert seen[-2:] == [(1, 0, MOST_CALLS - 1), (2, 0, 0)]
+    seen = ticks(Clock(), [999.0] * (MAX_CALLS + 1))
+    assert seen[-2:] == [(1, 0, MAX_CALLS - 1), (2, 0, 0)]
 
 
 def test_every_call_under_autograd_is_a_generation() -> None:

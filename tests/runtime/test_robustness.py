@@ -201,14 +201,14 @@ def test_a_patch_takes_its_tensors_with_it_and_does_not_wait_for_the_collector()
 
 def test_layouts_of_any_number_of_sizes_are_kept_for_a_few() -> None:
     """What a process keeps for all models is bounded, and right again after it was dropped."""
-    first = regions.cut((5, 7), "tile", 4, False, torch.device("cpu"))
+    first = regions.partition((5, 7), "tile", 4, False, torch.device("cpu"))
     for side in range(1, 200):
-        regions.cut((side, 3), "tile", 4, False, torch.device("cpu"))
-        regions.slots((side, 3), 0.5, torch.device("cpu"))
+        regions.partition((side, 3), "tile", 4, False, torch.device("cpu"))
+        regions.slot_layout((side, 3), 0.5, torch.device("cpu"))
         tome._split((side, 3), False, torch.device("cpu"))
         todo._downsampled((side, 3), 2, False, torch.device("cpu"))
     assert all(cache.cache_info().currsize <= 64 for cache in CACHES)
-    again = regions.cut((5, 7), "tile", 4, False, torch.device("cpu"))
+    again = regions.partition((5, 7), "tile", 4, False, torch.device("cpu"))
     assert again is not first and torch.equal(again.order, first.order)
 
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from tomadiff.config import Config
-from tomadiff.core import cut, facility_location
+from tomadiff.core import facility_location, partition
 from tomadiff.models import family_of
 from tomadiff.runtime.registration import attach, detach, session_of
 from tomadiff.runtime.session import Session
@@ -141,7 +141,7 @@ def test_what_the_host_makes_once_for_all_is_not_counted() -> None:
     assert len(ops(lambda: meta(9) * torch.tensor(2.0))) == 1  # a number comes along with the launch
     model, call = skeleton("flux")
     once = {"refresh_destinations": 1, "refresh_weights": 1}
-    cut.cache_clear()
+    partition.cache_clear()
     assert count(call, patched(model, **once)) == count(call, patched(model, **once))
 
 

@@ -44,10 +44,10 @@ def test_a_home_made_model_is_understood() -> None:
     assert (found.argument, found.output, found.spans) == ("x", 1, True)
     assert 0 < inspection.share(found) < 1
     assert inspection.advice(found) == [
-        "from tomadiff.models import Rows",
+        "from tomadiff.models import PerTokenArg",
         "tomadiff.apply(model, ratio=0.5, sites=tomadiff.Sites(blocks='layers', tokens='x', output=1, "
         "rotary=None, grid=lambda picture: tuple(side // 1 for side in picture.shape[-2:]), "
-        "follows=(Rows('where', axis=0, ndim=2),), text='first', spans=True, time='sigma'))",
+        "follows=(PerTokenArg('where', axis=0, ndim=2),), text='first', spans=True, time='sigma'))",
         "# 5 of its 53 tokens look like text: 'last', if it comes behind",
     ]
     assert follow_advice(inspection) == {(48, 24)}

@@ -119,13 +119,13 @@ def test_nothing_is_drawn_for_who_hung_up(served: tuple[Studio, httpx.Client]) -
 
 
 def test_files_of_others_stay_where_exports_go(tmp_path: Path) -> None:
-    for number in range(2 * show.MOST_EXPORTS):
+    for number in range(2 * show.MAX_EXPORTS):
         (tmp_path / f"precious-{number}.txt").write_text("mine")
     exports = show.Exports(tmp_path)
-    for number in range(show.MOST_EXPORTS + 5):
+    for number in range(show.MAX_EXPORTS + 5):
         exports.path(f"{number}.json").write_text("{}")
-    assert len(list(tmp_path.glob("precious-*"))) == 2 * show.MOST_EXPORTS
-    assert len(list(tmp_path.glob("*.json"))) == show.MOST_EXPORTS
+    assert len(list(tmp_path.glob("precious-*"))) == 2 * show.MAX_EXPORTS
+    assert len(list(tmp_path.glob("*.json"))) == show.MAX_EXPORTS
 
 
 @pytest.fixture

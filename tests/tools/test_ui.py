@@ -325,10 +325,10 @@ def test_text_of_others_is_no_markup() -> None:
 
 def test_exports_do_not_fill_the_disk(tmp_path: Path) -> None:
     exports = show.Exports(tmp_path)
-    for number in range(show.MOST_EXPORTS + 5):
+    for number in range(show.MAX_EXPORTS + 5):
         exports.path(f"{number}.json").write_text("{}")
-    assert len(list(tmp_path.iterdir())) == show.MOST_EXPORTS
-    assert (tmp_path / f"{show.MOST_EXPORTS + 4}.json").exists()
+    assert len(list(tmp_path.iterdir())) == show.MAX_EXPORTS
+    assert (tmp_path / f"{show.MAX_EXPORTS + 4}.json").exists()
 
 
 def test_comparisons_share_the_dense_one_with_sweeps(studio: Studio) -> None:
@@ -379,7 +379,7 @@ def test_only_what_the_page_needs_gets_through_the_gate(tmp_path: Path) -> None:
     pytest.importorskip("gradio", reason="pip install 'tomadiff[ui]'")
     from starlette.testclient import TestClient
 
-    from tomadiff.tools.ui.gate import MOST_BYTES, Gate
+    from tomadiff.tools.ui.gate import MAX_BYTES, Gate
 
     async def everything(scope: Any, receive: Any, send: Any) -> None:
         from starlette.responses import PlainTextResponse
@@ -407,7 +407,7 @@ def test_only_what_the_page_needs_gets_through_the_gate(tmp_path: Path) -> None:
         assert got(path) == 404, path
     join = "/gradio_api/queue/join"
     assert got(join, "POST", json={"data": []}) == 200
-    assert got(join, "POST", content=b"x" * (MOST_BYTES + 1)) == 413
+    assert got(join, "POST", content=b"x" * (MAX_BYTES + 1)) == 413
     assert got(join, "POST", content=iter([b"x"])) == 413, "of a length that is not said"
     assert got(join, "POST", json={}, headers={"origin": "http://evil.example"}) == 403
     assert got(join, "POST", json={}, headers={"origin": "http://127.0.0.1"}) == 200

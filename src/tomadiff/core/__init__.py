@@ -1,8 +1,8 @@
 """The maths: plain functions on tensors. Imports torch and nothing else, knows no model."""
 
 from .plan import (
+    MergePlan,
     Plan,
-    Reduction,
     assign,
     destination_rows,
     merging_matrix,
@@ -10,24 +10,24 @@ from .plan import (
     similarity,
     unmerging_matrix,
 )
-from .regions import Regions, Slots, cut, kept, slots
+from .regions import Regions, Slots, num_kept, partition, slot_layout
 from .schedule import Schedule
 from .select import facility_location
 
 __all__ = [
+    "MergePlan",
     "Plan",
-    "Reduction",
     "Regions",
     "Schedule",
     "Slots",
     "assign",
-    "cut",
     "destination_rows",
     "facility_location",
-    "kept",
     "merging_matrix",
+    "num_kept",
+    "partition",
     "regression_matrix",
     "similarity",
-    "slots",
+    "slot_layout",
     "unmerging_matrix",
 ]

@@ -14,7 +14,7 @@ from .regions import Regions, Slots
 REGRESSION_NOISE = 1e-3  # of a variance of 1; keeps the system solvable where merged tokens are alike
 
 
-class Reduction(Protocol):
+class MergePlan(Protocol):
     """What every method's plan can do."""
 
     regions: Regions  # tokens are given to `merge`, and come from `unmerge`, in their order

@@ -74,13 +74,13 @@ class Slots:
         return x.reshape(x.shape[0] * self.regions, self.size, *x.shape[2:])
 
 
-def kept(tokens: int, ratio: float) -> int:
+def num_kept(tokens: int, ratio: float) -> int:
     """K = N - floor(N * ratio), at least one; the small term keeps 100 * 0.29 from being 28.999..."""
     return max(1, tokens - math.floor(tokens * ratio + 1e-9))
 
 
 @lru_cache(maxsize=64)
-def cut(
+def partition(
     grid: tuple[int, ...], kind: str, size: int | tuple[int, ...], shift: bool, device: torch.device
 ) -> Regions:
     """The regions of a grid of any number of axes, tokens in row-major order.
@@ -130,9 +130,9 @@ def _layout(tokens: int, boxes: Sequence[Tensor], device: torch.device) -> Regio
 
 
 @lru_cache(maxsize=64)
-def slots(lengths: tuple[int, ...], ratio: float, device: torch.device) -> Slots:
+def slot_layout(lengths: tuple[int, ...], ratio: float, device: torch.device) -> Slots:
     """The slots of the merged tokens of regions with these lengths."""
-    counts = [kept(length, ratio) for length in lengths]
+    counts = [num_kept(length, ratio) for length in lengths]
     size = max(counts)
     if min(counts) == size:
         return Slots(len(counts), sum(counts), size)

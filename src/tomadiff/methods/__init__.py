@@ -1,6 +1,6 @@
 """Token reduction methods. Each is a function that makes a plan from the features of image tokens:
 
-plan(features [B, N, C], grid, ratio, config, *, shifted, depth, destinations) -> Reduction
+plan(features [B, N, C], grid, ratio, config, *, shifted, depth, destinations) -> MergePlan
 
 `depth` tells how far through the model the site is, from 0 to 1; given `destinations` [B, K], these are kept.
 """

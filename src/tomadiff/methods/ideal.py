@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tomadiff.config import Config
-from tomadiff.core import Regions, cut, kept
+from tomadiff.core import Regions, num_kept, partition
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ def plan(
     destinations: Tensor | None = None,
 ) -> FirstTokens:
     first = torch.arange(length(grid, ratio, config), device=features.device).expand(features.shape[0], -1)
-    return FirstTokens(cut(grid, "global", 1, False, features.device), first)  # nothing moves
+    return FirstTokens(partition(grid, "global", 1, False, features.device), first)  # nothing moves
 
 
 def length(grid: tuple[int, ...], ratio: float, config: Config) -> int:
     """As many as ToMA's plans for the same regions."""
-    regions = cut(grid, config.regions, config.region_size, False, torch.device("cpu"))
-    return sum(kept(tokens, ratio) for tokens in regions.lengths)
+    regions = partition(grid, config.regions, config.region_size, False, torch.device("cpu"))
+    return sum(num_kept(tokens, ratio) for tokens in regions.lengths)

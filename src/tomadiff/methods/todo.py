@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tomadiff.config import Config
-from tomadiff.core import Regions, cut
+from tomadiff.core import Regions, partition
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def plan(
 ) -> Downsampling:
     """The same for all features: a ratio of 1 - 1 / f^2 downsamples by f, whatever the tokens look like."""
     chosen, cells = _downsampled(grid, _factor(ratio), shifted, features.device)
-    regions = cut(grid, "global", 1, False, features.device)
+    regions = partition(grid, "global", 1, False, features.device)
     return Downsampling(regions, chosen.expand(features.shape[0], -1), cells)
 
 

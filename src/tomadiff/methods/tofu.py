@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tomadiff.config import Config
-from tomadiff.core import cut
+from tomadiff.core import partition
 
 from .tome import Matching, match, pick
 
@@ -46,4 +46,6 @@ def plan(
 ) -> Matching:
     """ToMe's matching, and early blocks prune, later ones merge."""
     reduction = Pruning if depth < PRUNED else Mlerp
-    return reduction(cut(grid, "global", 1, False, features.device), *match(features, grid, ratio, shifted))
+    return reduction(
+        partition(grid, "global", 1, False, features.device), *match(features, grid, ratio, shifted)
+    )

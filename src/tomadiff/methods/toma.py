@@ -8,17 +8,17 @@ from torch import Tensor
 from tomadiff import kernels
 from tomadiff.config import Config
 from tomadiff.core import (
+    MergePlan,
     Plan,
-    Reduction,
     Regions,
     Slots,
     assign,
-    cut,
     facility_location,
     merging_matrix,
+    partition,
     regression_matrix,
     similarity,
-    slots,
+    slot_layout,
     unmerging_matrix,
 )
 
@@ -32,14 +32,14 @@ def plan(
     shifted: bool = False,
     depth: float = 0.0,
     destinations: Tensor | None = None,
-) -> Reduction:
+) -> MergePlan:
     """A plan for features [B, N, C] on a grid of tokens; given `destinations` [B, K], only new weights."""
-    regions = cut(grid, config.regions, config.region_size, shifted, features.device)
-    places = slots(regions.lengths, ratio, features.device)
+    regions = partition(grid, config.regions, config.region_size, shifted, features.device)
+    places = slot_layout(regions.lengths, ratio, features.device)
     if destinations is None:
         destinations = _choose(features, regions, places)
     if config.assign == "global":
-        regions = cut(grid, "global", config.region_size, False, features.device)
+        regions = partition(grid, "global", config.region_size, False, features.device)
         places = Slots(regions=1, kept=destinations.shape[1], size=destinations.shape[1])
     split = regions.split(regions.arrange(features))
     real_tokens, real_slots = _each(regions.real, split), _each(places.real, split)
@@ -57,15 +57,15 @@ def plan(
         return plan
     from tomadiff.kernels.plan import Fused  # brings Triton
 
-    return Fused(plan, cut(grid, "global", config.region_size, False, features.device))
+    return Fused(plan, partition(grid, "global", config.region_size, False, features.device))
 
 
 def lengths(grid: tuple[int, ...], ratio: float, config: Config, device: torch.device) -> tuple[int, int]:
     """How many tokens plans keep, and in how many places tokens are when arranged for them."""
-    regions = cut(grid, config.regions, config.region_size, False, device)
+    regions = partition(grid, config.regions, config.region_size, False, device)
     in_order = config.assign == "global" or kernels.usable(torch.empty(0, device=device), regions.size)
     places = regions.tokens if in_order else regions.count * regions.size
-    return slots(regions.lengths, ratio, device).kept, places
+    return slot_layout(regions.lengths, ratio, device).kept, places
 
 
 def _choose(features: Tensor, regions: Regions, places: Slots) -> Tensor:

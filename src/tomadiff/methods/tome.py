@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tomadiff.config import Config
-from tomadiff.core import Regions, cut, kept
+from tomadiff.core import Regions, num_kept, partition
 
 CELL = 2  # tokens on the side of a cell, one of which is a destination
 
@@ -55,13 +55,15 @@ def plan(
     depth: float = 0.0,
     destinations: Tensor | None = None,
 ) -> Matching:
-    return Matching(cut(grid, "global", 1, False, features.device), *match(features, grid, ratio, shifted))
+    return Matching(
+        partition(grid, "global", 1, False, features.device), *match(features, grid, ratio, shifted)
+    )
 
 
 def length(grid: tuple[int, ...], ratio: float, config: Config) -> int:
     frames, frame = math.prod(grid[:-2]), grid[-2:]
     cells, _ = _split(frame, False, torch.device("cpu"))
-    return frames * max(kept(math.prod(frame), ratio), len(cells))
+    return frames * max(num_kept(math.prod(frame), ratio), len(cells))
 
 
 def match(features: Tensor, grid: tuple[int, ...], ratio: float, shifted: bool) -> tuple[Tensor, Tensor]:
@@ -76,7 +78,7 @@ def match(features: Tensor, grid: tuple[int, ...], ratio: float, shifted: bool) 
         return _by_frame(*match(frames, grid[-2:], ratio, shifted), math.prod(grid[:-2]))
     batch, tokens = features.shape[:2]
     cells, sources = _split(grid, shifted, features.device)
-    staying = max(0, kept(tokens, ratio) - len(cells))  # where a grid is one token wide, half are cells
+    staying = max(0, num_kept(tokens, ratio) - len(cells))  # where a grid is one token wide, half are cells
     unit = F.normalize(features.float(), dim=-1)
     similarity = unit.index_select(1, sources) @ unit.index_select(1, cells).transpose(1, 2)
     closeness, nearest = similarity.max(dim=-1)

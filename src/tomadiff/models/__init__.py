@@ -9,7 +9,7 @@ from torch import nn
 
 from tomadiff.errors import UnsupportedModelError
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .unsupported import no_denoiser, why
 
 _FILES = sorted(file.name for file in pkgutil.iter_modules(__path__))
@@ -42,4 +42,4 @@ def find_family(model: nn.Module) -> Family | None:
     return found
 
 
-__all__ = ["FAMILIES", "Block", "Call", "Family", "Rows", "Site", "family_of", "find_family"]
+__all__ = ["FAMILIES", "Block", "Call", "Family", "PerTokenArg", "Site", "family_of", "find_family"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .hunyuan_video import grid
 from .parts import modulated, weigh_by
 
@@ -18,7 +18,7 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
 
 
 ATTENTION: dict[str, Any] = {
-    "rotary": (Rows("image_rotary_emb", axis=1, inside=(1,)),),
+    "rotary": (PerTokenArg("image_rotary_emb", axis=1, inside=(1,)),),
     "mask": "attention_mask",
     "weigh_keys": weigh_by("attention_mask", axes=3),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .family import Block, Family, Rows, Site
+from .family import Block, Family, PerTokenArg, Site
 from .wan import normalised
 
 
@@ -14,7 +14,7 @@ def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
     return frames, height // model.config.patch_size[1], width // model.config.patch_size[2]
 
 
-ROTARY = (Rows("rotary_emb.query", axis=2), Rows("rotary_emb.key", axis=2))
+ROTARY = (PerTokenArg("rotary_emb.query", axis=2), PerTokenArg("rotary_emb.key", axis=2))
 
 FAMILY = Family(
     name="anyflow",
@@ -27,7 +27,7 @@ FAMILY = Family(
                 "block",
                 residual=True,
                 rotary=ROTARY,
-                follows=(Rows("temb", axis=1),),
+                follows=(PerTokenArg("temb", axis=1),),
                 mask="attention_mask",
                 features=normalised,
             ),

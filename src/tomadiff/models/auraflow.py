@@ -23,9 +23,9 @@ FAMILY = Family(
         ),
         Block(
             "AuraFlowSingleTransformerBlock",
-            whole=Site("single", lead=True, residual=True, features=ada_norm),
-            modules=(Site("self", "attn", lead=True), Site("mlp", "ff", tokens="x", lead=True)),
-            keys=(Site("kv", "attn", lead=True, keys_projections=KEYS),),
+            whole=Site("single", text_first=True, residual=True, features=ada_norm),
+            modules=(Site("self", "attn", text_first=True), Site("mlp", "ff", tokens="x", text_first=True)),
+            keys=(Site("kv", "attn", text_first=True, keys_projections=KEYS),),
         ),
     ),
     grid_from="hidden_states",

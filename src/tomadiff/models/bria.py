@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from . import flux
-from .family import Block, Family, Rows, Site
+from .family import Block, Family, PerTokenArg, Site
 from .parts import ada_norm, weigh_by
 
 MASK = "joint_attention_kwargs.attention_mask"
 WHOLE: dict[str, Any] = {
     "residual": True,
     "rotary": flux.ROTARY,
-    "follows": (Rows(MASK, axis=3),),
+    "follows": (PerTokenArg(MASK, axis=3),),
     "weigh_keys": weigh_by(MASK, text=flux.TEXT),
 }
 ATTENTION: dict[str, Any] = {
     "rotary": flux.ROTARY,
-    "follows": (Rows("attention_mask", axis=3),),
+    "follows": (PerTokenArg("attention_mask", axis=3),),
     "weigh_keys": weigh_by("attention_mask", text=flux.TEXT),
 }
 
@@ -30,12 +30,12 @@ FIBO = (
     ),
     Block(
         "BriaFiboSingleTransformerBlock",
-        whole=Site("single", lead=True, features=flux.single_normalised, **WHOLE),
+        whole=Site("single", text_first=True, features=flux.single_normalised, **WHOLE),
         modules=(
-            Site("self", "attn", lead=True, **ATTENTION),
-            Site("mlp", "proj_mlp", tokens=None, lead=True),
+            Site("self", "attn", text_first=True, **ATTENTION),
+            Site("mlp", "proj_mlp", tokens=None, text_first=True),
         ),
-        keys=(Site("kv", "attn", lead=True, keys_projections=flux.KEYS, **ATTENTION),),
+        keys=(Site("kv", "attn", text_first=True, keys_projections=flux.KEYS, **ATTENTION),),
         joined=True,
     ),
 )

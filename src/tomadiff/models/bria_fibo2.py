@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid
 
 
@@ -23,13 +23,13 @@ def grid(model: nn.Module, latent: Tensor, context: list[Tensor] | None) -> tupl
     return latent_grid(model, latent)
 
 
-def others(model: nn.Module, latent: Tensor, context: list[Tensor] | None) -> tuple[int, int]:
+def reference_tokens(model: nn.Module, latent: Tensor, context: list[Tensor] | None) -> tuple[int, int]:
     return 0, sum(math.prod(latent_grid(model, reference)) for reference in context or ())
 
 
 SEQUENCE: dict[str, Any] = {
-    "lead": True,
-    "rotary": (Rows("freqs_cis", axis=1),),
+    "text_first": True,
+    "rotary": (PerTokenArg("freqs_cis", axis=1),),
     "unmasked": "draw prompts of different lengths one by one",
 }
 ATTENTION: dict[str, Any] = SEQUENCE | {"mask": "attention_mask"}
@@ -46,20 +46,20 @@ FAMILY = Family(
                 tokens="x",
                 residual=True,
                 features=normalised,
-                follows=(Rows("noise_mask", axis=1),),
+                follows=(PerTokenArg("noise_mask", axis=1),),
                 mask="attn_mask",
                 **SEQUENCE,
             ),
             modules=(
                 Site("self", "attention", **ATTENTION),
-                Site("cross", "cross_attention", lead=True),
-                Site("mlp", "feed_forward", tokens="x", lead=True),
+                Site("cross", "cross_attention", text_first=True),
+                Site("mlp", "feed_forward", tokens="x", text_first=True),
             ),
             keys=(Site("kv", "attention", keys_argument="encoder_hidden_states", **ATTENTION),),
         ),
     ),
     grid_from=("hidden_states", "context_latents"),
     grid=grid,
-    others=others,
+    reference_tokens=reference_tokens,
     pipelines=("BriaFibo2Pipeline",),
 )

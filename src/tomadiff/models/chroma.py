@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .flux import CONTROL, KEYS, PICTURES, ROTARY
 
 
@@ -21,8 +21,12 @@ def single_normalised(block: nn.Module, call: Call) -> Tensor:
     return block.norm(call["hidden_states"], emb=call["temb"])[0]
 
 
-WHOLE: dict[str, Any] = {"residual": True, "rotary": ROTARY, "follows": (Rows("attention_mask", axis=1),)}
-QUERIES, TO_KEYS = Rows("attention_mask", axis=2), Rows("attention_mask", axis=3)
+WHOLE: dict[str, Any] = {
+    "residual": True,
+    "rotary": ROTARY,
+    "follows": (PerTokenArg("attention_mask", axis=1),),
+}
+QUERIES, TO_KEYS = PerTokenArg("attention_mask", axis=2), PerTokenArg("attention_mask", axis=3)
 ATTENTION: dict[str, Any] = {"rotary": ROTARY, "follows": (QUERIES, TO_KEYS)}
 ATTENTION_TO_MERGED: dict[str, Any] = {"rotary": ROTARY, "follows": (TO_KEYS,), "keys_projections": KEYS}
 
@@ -39,12 +43,12 @@ FAMILY = Family(
         ),
         Block(
             "ChromaSingleTransformerBlock",
-            whole=Site("single", lead=True, features=single_normalised, **WHOLE),
+            whole=Site("single", text_first=True, features=single_normalised, **WHOLE),
             modules=(
-                Site("self", "attn", lead=True, **ATTENTION),
-                Site("mlp", "proj_mlp", tokens=None, lead=True),
+                Site("self", "attn", text_first=True, **ATTENTION),
+                Site("mlp", "proj_mlp", tokens=None, text_first=True),
             ),
-            keys=(Site("kv", "attn", lead=True, **ATTENTION_TO_MERGED),),
+            keys=(Site("kv", "attn", text_first=True, **ATTENTION_TO_MERGED),),
             joined=True,
         ),
     ),

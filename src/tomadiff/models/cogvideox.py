@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import weigh_by
 
 
@@ -31,7 +31,7 @@ def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
     return -(-frames // (model.config.get("patch_size_t") or 1)), height // patch, width // patch
 
 
-ROTARY = (Rows("image_rotary_emb"),)
+ROTARY = (PerTokenArg("image_rotary_emb"),)
 
 
 def block(name: str, weigh_keys: Callable[[Call, Tensor], None] | None = None) -> Block:
@@ -54,7 +54,7 @@ def block(name: str, weigh_keys: Callable[[Call, Tensor], None] | None = None) -
                 mask="attention_mask",
                 weigh_keys=weigh_module_keys,
             ),
-            Site("mlp", "ff", tokens=None, lead=True),
+            Site("mlp", "ff", tokens=None, text_first=True),
         ),
     )
 

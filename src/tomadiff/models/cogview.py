@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid
 
-ROTARY = (Rows("image_rotary_emb"),)
+ROTARY = (PerTokenArg("image_rotary_emb"),)
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:
@@ -44,7 +44,7 @@ FAMILY = Family(
         Block(
             "CogView3PlusTransformerBlock",
             whole=Site("joint", outputs=(0,), residual=True, features=normalised),
-            modules=(Site("self", "attn1", outputs=(0,)), Site("mlp", "ff", lead=True)),
+            modules=(Site("self", "attn1", outputs=(0,)), Site("mlp", "ff", text_first=True)),
         ),
         block("CogView4TransformerBlock"),
         block("GlmImageTransformerBlock"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import weigh_by
 from .wan import grid
 
@@ -21,7 +21,7 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
     return block.norm1(x, call["embedded_timestep"], call.get("temb"))[0]
 
 
-ROTARY = (Rows("image_rotary_emb"),)
+ROTARY = (PerTokenArg("image_rotary_emb"),)
 ATTENTION: dict[str, Any] = {
     "rotary": ROTARY,
     "mask": "attention_mask",
@@ -40,10 +40,10 @@ FAMILY = Family(
                 residual=True,
                 rotary=ROTARY,
                 follows=(
-                    Rows("temb", axis=1, ndim=3),
-                    Rows("embedded_timestep", axis=1, ndim=3),
-                    Rows("extra_pos_emb", axis=1),
-                    Rows("controlnet_residual", axis=1),
+                    PerTokenArg("temb", axis=1, ndim=3),
+                    PerTokenArg("embedded_timestep", axis=1, ndim=3),
+                    PerTokenArg("extra_pos_emb", axis=1),
+                    PerTokenArg("controlnet_residual", axis=1),
                 ),
                 features=normalised,
             ),

@@ -11,7 +11,7 @@ from torch import nn
 
 from tomadiff.errors import ConfigError
 
-from .family import Block, Family, Rows, Site
+from .family import Block, Family, PerTokenArg, Site
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Sites:
     grid: rows and columns of the tokens (frames, rows and columns for video), or a function that tells them;
         its parameters are named like the model's arguments that it needs:
         grid=lambda hidden_states: tuple(side // 2 for side in hidden_states.shape[-2:])
-    rotary: the blocks' argument with rotary tables, [S, ...] or [B, S, ...]; or Rows, for other shapes.
+    rotary: the blocks' argument with rotary tables, [S, ...] or [B, S, ...]; or `PerTokenArg`s.
     follows: other arguments of the blocks with an entry for each token: masks over keys, timesteps.
     text: "first" or "last", if text is in the same sequence.
     residual: blocks add to their tokens, as nearly all do.
@@ -36,8 +36,8 @@ class Sites:
     grid: tuple[int, ...] | Callable[..., tuple[int, ...]]
     tokens: str = "hidden_states"
     output: int = 0
-    rotary: str | tuple[Rows, ...] | None = None
-    follows: tuple[Rows, ...] = ()
+    rotary: str | tuple[PerTokenArg, ...] | None = None
+    follows: tuple[PerTokenArg, ...] = ()
     text: str | None = None
     residual: bool = True
     spans: bool = False
@@ -122,8 +122,8 @@ def _check(argument: str, module: nn.Module, who: str) -> None:
         raise ConfigError(f"{who} has no argument {argument!r}; it takes {', '.join(list(parameters)[1:])}")
 
 
-def _rotary(rotary: str | tuple[Rows, ...] | None) -> tuple[Rows, ...]:
+def _rotary(rotary: str | tuple[PerTokenArg, ...] | None) -> tuple[PerTokenArg, ...]:
     """Tables of two axes are for all samples; others have the samples first."""
     if not isinstance(rotary, str):
         return tuple(rotary or ())
-    return tuple(Rows(rotary, axis=min(ndim - 2, 1), ndim=ndim) for ndim in range(2, 8))
+    return tuple(PerTokenArg(rotary, axis=min(ndim - 2, 1), ndim=ndim) for ndim in range(2, 8))

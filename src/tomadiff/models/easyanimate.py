@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .cogvideox import normalised
-from .family import Block, Family, Rows, Site
+from .family import Block, Family, PerTokenArg, Site
 from .mochi import grid
 
-ROTARY = (Rows("image_rotary_emb"),)
+ROTARY = (PerTokenArg("image_rotary_emb"),)
 
 FAMILY = Family(
     name="easyanimate",

@@ -5,7 +5,7 @@ So attention, which gets samples first, is all that can be merged.
 
 from __future__ import annotations
 
-from .family import Block, Family, Rows, Site
+from .family import Block, Family, PerTokenArg, Site
 from .parts import latent_grid, weigh_by
 
 FAMILY = Family(
@@ -19,9 +19,9 @@ FAMILY = Family(
                 Site(
                     "self",
                     "self_attention",
-                    trail=True,
-                    rotary=(Rows("image_rotary_emb", axis=1, text_last=True),),
-                    follows=(Rows("attention_mask", axis=3, text_last=True),),
+                    text_last=True,
+                    rotary=(PerTokenArg("image_rotary_emb", axis=1, text_last=True),),
+                    follows=(PerTokenArg("attention_mask", axis=3, text_last=True),),
                     weigh_keys=weigh_by("attention_mask"),
                 ),
             ),

@@ -13,7 +13,7 @@ Call = dict[str, Any]  # a module's arguments by name
 
 
 @dataclass(frozen=True)
-class Rows:
+class PerTokenArg:
     """An argument with an entry for each token, which goes where its token goes.
 
     A rotary table, a mask over keys, a timestep for each token: a merged token takes its destination's. An
@@ -34,13 +34,13 @@ class Site:
     kind: str
     path: str = ""  # from the block; empty for the block itself
     tokens: str | None = "hidden_states"  # the argument with the image tokens; None for the first
-    lead: bool = False  # text comes first, in the tokens and in what comes back
-    trail: bool = False  # or last
-    also: tuple[str, ...] = ()  # other arguments with image tokens, the same or others, to be merged alike
+    text_first: bool = False  # text comes first, in the tokens and in what comes back
+    text_last: bool = False  # or last
+    companion_args: tuple[str, ...] = ()  # other arguments with image tokens, merged by the same plan
     outputs: tuple[int, ...] = ()  # where they come back in a tuple; empty if they are all that comes back
     residual: bool = False  # x + f(x): what is unmerged is the change
-    rotary: tuple[Rows, ...] = ()  # the positions of queries and keys
-    follows: tuple[Rows, ...] = ()  # what else belongs to single tokens
+    rotary: tuple[PerTokenArg, ...] = ()  # the positions of queries and keys
+    follows: tuple[PerTokenArg, ...] = ()  # what else belongs to single tokens
     first_frame: str | None = None  # the argument that tells how many tokens are the first frame's
     mask: str | None = None  # the argument that would hold a mask over image keys, which is refused
     unmasked: str = "call the model without it"  # what to do instead
@@ -80,7 +80,7 @@ class Family:
     grid_from: str | tuple[str, ...]  # the model's arguments that tell the grid
     grid: Callable[..., tuple[int, ...]]  # of the finest level, from the model and these arguments
     # tokens of other pictures, before and behind those of the picture, from the same arguments; never merged
-    others: Callable[..., tuple[int, int]] = lambda model, *sources: (0, 0)
+    reference_tokens: Callable[..., tuple[int, int]] = lambda model, *sources: (0, 0)
     level: Callable[[nn.Module, str], int] = lambda model, block: 1  # how far a block's grid is downsampled
     drops_odd: bool = False  # downsampling leaves out the last of an odd number of rows, against the custom
     # first parts of the names of blocks, as they run, where that is not the order of the model's modules

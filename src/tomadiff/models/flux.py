@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import sequence
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import ada_norm, weigh_by
 
 
@@ -18,7 +18,7 @@ def single_normalised(block: nn.Module, call: Call) -> Tensor:
     return block.norm(call["hidden_states"], emb=call["temb"])[0]
 
 
-ROTARY = (Rows("image_rotary_emb"),)
+ROTARY = (PerTokenArg("image_rotary_emb"),)
 TEXT = "encoder_hidden_states"
 ATTENTION: dict[str, Any] = {
     "rotary": ROTARY,
@@ -48,17 +48,21 @@ def blocks(prefix: str, attention_kwargs: str = "joint_attention_kwargs") -> tup
         f"{prefix}SingleTransformerBlock",
         whole=Site("single", features=single_normalised, **whole),
         modules=(
-            Site("self", "attn", lead=True, **ATTENTION),
-            Site("mlp", "proj_mlp", tokens=None, lead=True),
+            Site("self", "attn", text_first=True, **ATTENTION),
+            Site("mlp", "proj_mlp", tokens=None, text_first=True),
         ),
-        keys=(Site("kv", "attn", lead=True, keys_projections=KEYS, **ATTENTION),),
+        keys=(Site("kv", "attn", text_first=True, keys_projections=KEYS, **ATTENTION),),
         joined=True,
     )
     return joint, single
 
 
 CONTROL = ("controlnet_block_samples", "controlnet_single_block_samples")
-PICTURES: dict[str, Any] = {"grid_from": "img_ids", "grid": sequence.grid, "others": sequence.others}
+PICTURES: dict[str, Any] = {
+    "grid_from": "img_ids",
+    "grid": sequence.grid,
+    "reference_tokens": sequence.reference_tokens,
+}
 
 FAMILY = Family(
     name="flux",

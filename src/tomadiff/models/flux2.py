@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .flux import ATTENTION, PICTURES, ROTARY, TEXT
 from .parts import modulated, weigh_by
 
@@ -43,7 +43,7 @@ FAMILY = Family(
                 residual=True,
                 features=joint_normalised,
                 rotary=ROTARY,
-                follows=(Rows("temb_mod_img", axis=1, ndim=3),),
+                follows=(PerTokenArg("temb_mod_img", axis=1, ndim=3),),
                 weigh_keys=WEIGH,
             ),
             modules=(Site("self", "attn", outputs=(0,), **ATTENTION), Site("mlp", "ff", tokens="x")),
@@ -52,14 +52,14 @@ FAMILY = Family(
             "Flux2SingleTransformerBlock",
             whole=Site(
                 "single",
-                lead=True,
+                text_first=True,
                 residual=True,
                 features=single_normalised,
                 rotary=ROTARY,
-                follows=(Rows("temb_mod", axis=1, ndim=3),),
+                follows=(PerTokenArg("temb_mod", axis=1, ndim=3),),
                 weigh_keys=WEIGH,
             ),
-            modules=(Site("self", "attn", lead=True, **ATTENTION),),  # with the MLP in it
+            modules=(Site("self", "attn", text_first=True, **ATTENTION),),  # with the MLP in it
             joined=True,
         ),
     ),

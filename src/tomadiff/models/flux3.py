@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import sequence
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .flux import KEYS, ROTARY
 from .parts import modulated
 
@@ -24,7 +24,7 @@ def grid(model: nn.Module, ids: Tensor, references: Tensor | None) -> tuple[int,
     return sequence.grid(model, ids)
 
 
-def others(model: nn.Module, ids: Tensor, references: Tensor | None) -> tuple[int, int]:
+def reference_tokens(model: nn.Module, ids: Tensor, references: Tensor | None) -> tuple[int, int]:
     return 0, 0 if references is None else references.shape[-2]
 
 
@@ -32,7 +32,7 @@ WHOLE: dict[str, Any] = {
     "residual": True,
     "features": normalised,
     "rotary": ROTARY,
-    "follows": (Rows("temb_mod", axis=1),),
+    "follows": (PerTokenArg("temb_mod", axis=1),),
 }
 
 FAMILY = Family(
@@ -51,15 +51,15 @@ FAMILY = Family(
             "Flux3SingleTransformerBlock",
             whole=Site("single", outputs=(1,), **WHOLE),
             modules=(
-                Site("self", "attn", lead=True, rotary=ROTARY),
-                Site("mlp", "ff", tokens=None, lead=True),
+                Site("self", "attn", text_first=True, rotary=ROTARY),
+                Site("mlp", "ff", tokens=None, text_first=True),
             ),
-            keys=(Site("kv", "attn", lead=True, rotary=ROTARY, keys_projections=KEYS),),
+            keys=(Site("kv", "attn", text_first=True, rotary=ROTARY, keys_projections=KEYS),),
             joined=True,
         ),
     ),
     grid_from=("img_ids", "image_cond_ids"),
     grid=grid,
-    others=others,
+    reference_tokens=reference_tokens,
     dense=("txt_mode_blocks", "image_cond"),
 )

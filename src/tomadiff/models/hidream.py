@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid, modulated
 
 
@@ -23,13 +23,13 @@ def grid(model: nn.Module, latent: Tensor, img_sizes: Tensor | None) -> tuple[in
 
 
 SEQUENCE: dict[str, Any] = {
-    "trail": True,
-    "rotary": (Rows("image_rotary_emb", axis=1, text_last=True),),
-    "follows": (Rows("hidden_states_masks", axis=1, text_last=True),),
+    "text_last": True,
+    "rotary": (PerTokenArg("image_rotary_emb", axis=1, text_last=True),),
+    "follows": (PerTokenArg("hidden_states_masks", axis=1, text_last=True),),
 }
 WHOLE: dict[str, Any] = SEQUENCE | {"residual": True, "features": normalised}
 ATTENTION: dict[str, Any] = SEQUENCE | {"tokens": "norm_hidden_states"}
-MLP = Site("mlp", "ff_i", tokens=None, trail=True)
+MLP = Site("mlp", "ff_i", tokens=None, text_last=True)
 
 FAMILY = Family(
     name="hidream",

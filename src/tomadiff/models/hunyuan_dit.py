@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid, weigh_by
 
-ROTARY = (Rows("image_rotary_emb"),)
+ROTARY = (PerTokenArg("image_rotary_emb"),)
 WEIGH = weigh_by("attention_mask", axes=3)
 
 
@@ -26,7 +26,7 @@ FAMILY = Family(
     blocks=(
         Block(
             "HunyuanDiTBlock",
-            whole=Site("block", residual=True, also=("skip",), features=normalised, rotary=ROTARY),
+            whole=Site("block", residual=True, companion_args=("skip",), features=normalised, rotary=ROTARY),
             modules=(
                 Site("self", "attn1", rotary=ROTARY, weigh_keys=WEIGH),
                 Site("cross", "attn2", rotary=ROTARY),

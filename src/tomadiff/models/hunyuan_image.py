@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from .family import Block, Family, Rows, Site
+from .family import Block, Family, PerTokenArg, Site
 from .flux import single_normalised
 from .parts import ada_norm, latent_grid
 
 SEQUENCE: dict[str, Any] = {
     "outputs": (0,),
-    "rotary": (Rows("image_rotary_emb"),),
-    "follows": (Rows("attention_mask", axis=3, text_last=True),),
+    "rotary": (PerTokenArg("image_rotary_emb"),),
+    "follows": (PerTokenArg("attention_mask", axis=3, text_last=True),),
 }
 
 FAMILY = Family(
@@ -32,7 +32,7 @@ FAMILY = Family(
             whole=Site("single", residual=True, features=single_normalised, **SEQUENCE),
             modules=(
                 Site("self", "attn", **SEQUENCE),
-                Site("mlp", "proj_mlp", tokens=None, trail=True),
+                Site("mlp", "proj_mlp", tokens=None, text_last=True),
             ),
             joined=True,
         ),

@@ -14,7 +14,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import ada_norm
 
 HISTORY = ("latents_clean", "latents_history_2x", "latents_history_4x")
@@ -48,7 +48,7 @@ def grid(model: nn.Module, latents: Tensor, *history: Tensor | None) -> tuple[in
     return frames // model.config.patch_size_t, height // patch, width // patch
 
 
-def others(model: nn.Module, latents: Tensor, *history: Tensor | None) -> tuple[int, int]:
+def reference_tokens(model: nn.Module, latents: Tensor, *history: Tensor | None) -> tuple[int, int]:
     """Tokens of the history: patches of once, twice and four times the size."""
     patch = (model.config.patch_size_t, model.config.patch_size, model.config.patch_size)
     tokens = [
@@ -59,10 +59,10 @@ def others(model: nn.Module, latents: Tensor, *history: Tensor | None) -> tuple[
     return sum(tokens), 0
 
 
-MASK = (Rows("attention_mask", axis=3, text_last=True),)
+MASK = (PerTokenArg("attention_mask", axis=3, text_last=True),)
 ATTENTION: dict[str, Any] = {
     "outputs": (0,),
-    "rotary": (Rows("image_rotary_emb"),),
+    "rotary": (PerTokenArg("image_rotary_emb"),),
     "follows": MASK,
     "weigh_keys": weigh_keys,
 }
@@ -70,11 +70,11 @@ BLOCK: dict[str, Any] = {"outputs": (0,), "residual": True, "follows": MASK, "we
 
 JOINT = {"modules": (Site("self", "attn", **ATTENTION), Site("mlp", "ff"))}
 SINGLE = {
-    "modules": (Site("self", "attn", **ATTENTION), Site("mlp", "proj_mlp", tokens=None, trail=True)),
+    "modules": (Site("self", "attn", **ATTENTION), Site("mlp", "proj_mlp", tokens=None, text_last=True)),
     "joined": True,
 }
-JOINT_BLOCK = Site("joint", features=ada_norm, rotary=(Rows("freqs_cis"),), **BLOCK)
-SINGLE_BLOCK = Site("single", features=single_normalised, rotary=(Rows("image_rotary_emb"),), **BLOCK)
+JOINT_BLOCK = Site("joint", features=ada_norm, rotary=(PerTokenArg("freqs_cis"),), **BLOCK)
+SINGLE_BLOCK = Site("single", features=single_normalised, rotary=(PerTokenArg("image_rotary_emb"),), **BLOCK)
 
 FAMILY = Family(
     name="hunyuan_video",
@@ -96,7 +96,7 @@ FAMILY = Family(
     ),
     grid_from=("hidden_states", *HISTORY),
     grid=grid,
-    others=others,
+    reference_tokens=reference_tokens,
     dimensions="3-D",
     pipelines=("HunyuanVideoPipeline",),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .family import Block, Family, Rows, Site
+from .family import Block, Family, PerTokenArg, Site
 from .hunyuan_video import grid
 from .parts import ada_norm
 
@@ -17,11 +17,11 @@ FAMILY = Family(
                 "joint",
                 outputs=(0,),
                 residual=True,
-                rotary=(Rows("freqs_cis"),),
+                rotary=(PerTokenArg("freqs_cis"),),
                 features=ada_norm,
             ),
             modules=(
-                Site("self", "attn", outputs=(0,), rotary=(Rows("image_rotary_emb"),)),
+                Site("self", "attn", outputs=(0,), rotary=(PerTokenArg("image_rotary_emb"),)),
                 Site("mlp", "ff"),
             ),
         ),

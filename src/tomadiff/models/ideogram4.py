@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .flux import KEYS
 
 
@@ -22,9 +22,9 @@ def grid(model: nn.Module, position_ids: Tensor) -> tuple[int, ...]:
     return tuple(int(side) + 1 for side in (picture[-1] - picture[0])[1:].tolist())
 
 
-ROTARY = (Rows("image_rotary_emb", axis=1),)
-QUERIES, TO_KEYS = Rows("attention_mask", axis=2), Rows("attention_mask", axis=3)
-SEQUENCE: dict[str, Any] = {"lead": True, "rotary": ROTARY, "follows": (QUERIES, TO_KEYS)}
+ROTARY = (PerTokenArg("image_rotary_emb", axis=1),)
+QUERIES, TO_KEYS = PerTokenArg("attention_mask", axis=2), PerTokenArg("attention_mask", axis=3)
+SEQUENCE: dict[str, Any] = {"text_first": True, "rotary": ROTARY, "follows": (QUERIES, TO_KEYS)}
 
 FAMILY = Family(
     name="ideogram4",
@@ -36,10 +36,17 @@ FAMILY = Family(
             whole=Site("single", residual=True, features=normalised, **SEQUENCE),
             modules=(
                 Site("self", "attention", **SEQUENCE),
-                Site("mlp", "feed_forward", tokens=None, lead=True),
+                Site("mlp", "feed_forward", tokens=None, text_first=True),
             ),
             keys=(
-                Site("kv", "attention", lead=True, rotary=ROTARY, follows=(TO_KEYS,), keys_projections=KEYS),
+                Site(
+                    "kv",
+                    "attention",
+                    text_first=True,
+                    rotary=ROTARY,
+                    follows=(TO_KEYS,),
+                    keys_projections=KEYS,
+                ),
             ),
         ),
     ),

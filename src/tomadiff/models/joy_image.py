@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid, modulated
 
 
@@ -23,13 +23,13 @@ def grid(model: nn.Module, latent: Tensor) -> tuple[int, ...]:
     return tuple(sides) if frames == 1 else (frames, *sides)
 
 
-def others(model: nn.Module, latent: Tensor) -> tuple[int, int]:
+def reference_tokens(model: nn.Module, latent: Tensor) -> tuple[int, int]:
     """Of a latent for each picture, [B, n, C, T, H, W], the last is drawn; the model puts it first."""
     frames, rows, columns = latent_grid(model, latent)
     return 0, (latent.shape[1] - 1) * frames * rows * columns if latent.ndim == 6 else 0
 
 
-ROTARY: dict[str, Any] = {"outputs": (0,), "rotary": (Rows("image_rotary_emb", inside=(0,)),)}
+ROTARY: dict[str, Any] = {"outputs": (0,), "rotary": (PerTokenArg("image_rotary_emb", inside=(0,)),)}
 
 FAMILY = Family(
     name="joy_image",
@@ -44,5 +44,5 @@ FAMILY = Family(
     ),
     grid_from="hidden_states",
     grid=grid,
-    others=others,
+    reference_tokens=reference_tokens,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import modulated
 
 
@@ -36,7 +36,7 @@ FAMILY = Family(
                 tokens="visual_embed",
                 residual=True,
                 features=normalised,
-                rotary=(Rows("rope", axis=1),),
+                rotary=(PerTokenArg("rope", axis=1),),
                 mask="sparse_params",
                 unmasked=DENSE_ATTENTION,
             ),
@@ -44,7 +44,7 @@ FAMILY = Family(
                 Site(
                     "self",
                     "self_attention",
-                    rotary=(Rows("rotary_emb", axis=1),),
+                    rotary=(PerTokenArg("rotary_emb", axis=1),),
                     mask="sparse_params",
                     unmasked=DENSE_ATTENTION,
                 ),

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .flux import KEYS, ROTARY
 from .parts import modulated, weigh_by
 
@@ -22,9 +22,9 @@ def grid(model: nn.Module, position_ids: Tensor) -> tuple[int, ...]:
 
 
 SEQUENCE: dict[str, Any] = {
-    "lead": True,
+    "text_first": True,
     "rotary": ROTARY,
-    "follows": (Rows("attention_mask", axis=3),),
+    "follows": (PerTokenArg("attention_mask", axis=3),),
     "weigh_keys": weigh_by("attention_mask"),
 }
 
@@ -36,7 +36,7 @@ FAMILY = Family(
         Block(
             "Krea2TransformerBlock",
             whole=Site("single", residual=True, features=normalised, **SEQUENCE),
-            modules=(Site("self", "attn", **SEQUENCE), Site("mlp", "ff", lead=True)),
+            modules=(Site("self", "attn", **SEQUENCE), Site("mlp", "ff", text_first=True)),
             keys=(Site("kv", "attn", keys_projections=KEYS, **SEQUENCE),),
         ),
     ),

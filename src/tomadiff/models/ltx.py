@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import modulated, weigh_by
 
 
@@ -33,11 +33,13 @@ def grid(
     return (frames, height, width) if coords is None else drawn(coords)[1]
 
 
-def others(model: nn.Module, frames: object, height: object, width: object, coords: Tensor | None) -> tuple:
+def reference_tokens(
+    model: nn.Module, frames: object, height: object, width: object, coords: Tensor | None
+) -> tuple:
     return (0 if coords is None else drawn(coords)[0], 0)
 
 
-ROTARY = (Rows("image_rotary_emb", axis=1),)
+ROTARY = (PerTokenArg("image_rotary_emb", axis=1),)
 ATTENTION: dict[str, Any] = {
     "rotary": ROTARY,
     "mask": "attention_mask",
@@ -55,7 +57,7 @@ FAMILY = Family(
                 "block",
                 residual=True,
                 rotary=ROTARY,
-                follows=(Rows("temb", axis=1),),
+                follows=(PerTokenArg("temb", axis=1),),
                 features=normalised,
             ),
             modules=(Site("self", "attn1", **ATTENTION), Site("cross", "attn2"), Site("mlp", "ff")),
@@ -64,7 +66,7 @@ FAMILY = Family(
     ),
     grid_from=("num_frames", "height", "width", "video_coords"),
     grid=grid,
-    others=others,
+    reference_tokens=reference_tokens,
     dimensions="3-D",
     pipelines=("LTXPipeline",),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Family, Rows, Site
+from .family import Block, Family, PerTokenArg, Site
 from .ltx import normalised
 
 
@@ -15,17 +15,17 @@ def grid(model: nn.Module, frames: int, height: int, width: int, tokens: Tensor)
     return frames, height, width
 
 
-def others(model: nn.Module, *sources: Any) -> tuple[int, int]:
+def reference_tokens(model: nn.Module, *sources: Any) -> tuple[int, int]:
     """Key frames, and other videos to go by, come behind."""
     return 0, sources[-1].shape[1] - math.prod(grid(model, *sources))
 
 
-def rotary(*arguments: str) -> tuple[Rows, ...]:
+def rotary(*arguments: str) -> tuple[PerTokenArg, ...]:
     """Tables of all heads, [B, N, D], or of each, [B, H, N, D]."""
-    return tuple(Rows(name, axis=ndim - 2, ndim=ndim) for name in arguments for ndim in (3, 4))
+    return tuple(PerTokenArg(name, axis=ndim - 2, ndim=ndim) for name in arguments for ndim in (3, 4))
 
 
-MODULATION = tuple(Rows(name, axis=1) for name in ("temb", "temb_ca_scale_shift", "temb_ca_gate"))
+MODULATION = tuple(PerTokenArg(name, axis=1) for name in ("temb", "temb_ca_scale_shift", "temb_ca_gate"))
 ATTENTION: dict[str, Any] = {"rotary": rotary("query_rotary_emb"), "mask": "attention_mask"}
 
 FAMILY = Family(
@@ -49,7 +49,7 @@ FAMILY = Family(
     ),
     grid_from=("num_frames", "height", "width", "hidden_states"),
     grid=grid,
-    others=others,
+    reference_tokens=reference_tokens,
     dimensions="3-D",
     pipelines=("LTX2Pipeline",),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid
 
 
@@ -26,8 +26,8 @@ FAMILY = Family(
                 "block",
                 residual=True,
                 features=normalised,
-                rotary=(Rows("image_rotary_emb", axis=1),),
-                follows=(Rows("attention_mask", axis=1),),
+                rotary=(PerTokenArg("image_rotary_emb", axis=1),),
+                follows=(PerTokenArg("attention_mask", axis=1),),
             ),
             modules=(Site("mlp", "feed_forward", tokens="x"),),
             keys=(
@@ -35,7 +35,7 @@ FAMILY = Family(
                     "kv",
                     "attn1",
                     keys_argument="encoder_hidden_states",
-                    follows=(Rows("key_rotary_emb", axis=1), Rows("attention_mask", axis=1)),
+                    follows=(PerTokenArg("key_rotary_emb", axis=1), PerTokenArg("attention_mask", axis=1)),
                 ),
             ),
         ),

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid
 
 
@@ -18,8 +18,8 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
 
 
 SEQUENCE: dict[str, Any] = {
-    "lead": True,
-    "rotary": (Rows("image_rotary_emb", axis=1),),
+    "text_first": True,
+    "rotary": (PerTokenArg("image_rotary_emb", axis=1),),
     "mask": "attention_mask",
     "unmasked": "draw prompts of different lengths one by one",
 }
@@ -33,8 +33,8 @@ FAMILY = Family(
             "Lumina2TransformerBlock",
             whole=Site("single", residual=True, features=normalised, **SEQUENCE),
             modules=(
-                Site("self", "attn", also=("encoder_hidden_states",), **SEQUENCE),
-                Site("mlp", "feed_forward", tokens="x", lead=True),
+                Site("self", "attn", companion_args=("encoder_hidden_states",), **SEQUENCE),
+                Site("mlp", "feed_forward", tokens="x", text_first=True),
             ),
             keys=(Site("kv", "attn", keys_argument="encoder_hidden_states", **SEQUENCE),),
         ),

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:
@@ -19,7 +19,7 @@ def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
     return frames, height // model.config.patch_size, width // model.config.patch_size
 
 
-ROTARY: dict[str, Any] = {"rotary": (Rows("image_rotary_emb"),)}
+ROTARY: dict[str, Any] = {"rotary": (PerTokenArg("image_rotary_emb"),)}
 
 FAMILY = Family(
     name="mochi",

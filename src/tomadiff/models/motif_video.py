@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .family import Block, Family, Rows
+from .family import Block, Family, PerTokenArg
 from .hunyuan_video import JOINT, JOINT_BLOCK, SINGLE, SINGLE_BLOCK, grid
 
 FAMILY = Family(
@@ -14,7 +14,7 @@ FAMILY = Family(
     blocks=(
         Block(
             "MotifVideoTransformerBlock",
-            whole=replace(JOINT_BLOCK, rotary=(Rows("image_rotary_emb"),)),
+            whole=replace(JOINT_BLOCK, rotary=(PerTokenArg("image_rotary_emb"),)),
             **JOINT,
         ),
         Block("MotifVideoSingleTransformerBlock", whole=SINGLE_BLOCK, **SINGLE),

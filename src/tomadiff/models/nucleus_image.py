@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .flux import KEYS
 from .qwen_image import ROTARY
 
@@ -21,7 +21,7 @@ def grid(model: nn.Module, img_shapes: Any) -> tuple[int, ...]:
     return (rows, columns) if frames == 1 else (frames, rows, columns)
 
 
-ATTENTION: dict[str, Any] = ROTARY | {"follows": (Rows("attention_mask", axis=1, text_last=True),)}
+ATTENTION: dict[str, Any] = ROTARY | {"follows": (PerTokenArg("attention_mask", axis=1, text_last=True),)}
 
 FAMILY = Family(
     name="nucleus_image",
@@ -34,13 +34,13 @@ FAMILY = Family(
                 "block",
                 residual=True,
                 features=normalised,
-                follows=(Rows("attention_kwargs.attention_mask", axis=1, text_last=True),),
+                follows=(PerTokenArg("attention_kwargs.attention_mask", axis=1, text_last=True),),
                 **ROTARY,
             ),
             modules=(
                 Site("self", "attn", **ATTENTION),
                 # experts choose by tokens before modulation
-                Site("mlp", "img_mlp", tokens=None, also=("hidden_states_unmodulated",)),
+                Site("mlp", "img_mlp", tokens=None, companion_args=("hidden_states_unmodulated",)),
             ),
             keys=(Site("kv", "attn", keys_projections=KEYS, **ATTENTION),),
         ),

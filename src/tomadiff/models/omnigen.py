@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid
 
 
@@ -14,9 +14,9 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
     return block.input_layernorm(call["hidden_states"])
 
 
-ROTARY = (Rows("image_rotary_emb"),)
-QUERIES, KEYS = Rows("attention_mask", axis=2), Rows("attention_mask", axis=3)
-SEQUENCE: dict[str, Any] = {"lead": True, "rotary": ROTARY, "follows": (QUERIES, KEYS)}
+ROTARY = (PerTokenArg("image_rotary_emb"),)
+QUERIES, KEYS = PerTokenArg("attention_mask", axis=2), PerTokenArg("attention_mask", axis=3)
+SEQUENCE: dict[str, Any] = {"text_first": True, "rotary": ROTARY, "follows": (QUERIES, KEYS)}
 
 FAMILY = Family(
     name="omnigen",
@@ -27,14 +27,14 @@ FAMILY = Family(
             "OmniGenBlock",
             whole=Site("single", residual=True, features=normalised, **SEQUENCE),
             modules=(
-                Site("self", "self_attn", also=("encoder_hidden_states",), **SEQUENCE),
-                Site("mlp", "mlp", lead=True),
+                Site("self", "self_attn", companion_args=("encoder_hidden_states",), **SEQUENCE),
+                Site("mlp", "mlp", text_first=True),
             ),
             keys=(
                 Site(
                     "kv",
                     "self_attn",
-                    lead=True,
+                    text_first=True,
                     rotary=ROTARY,
                     follows=(KEYS,),
                     keys_argument="encoder_hidden_states",

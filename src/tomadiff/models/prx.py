@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid, modulated
 
-ROTARY = (Rows("image_rotary_emb", axis=2),)
+ROTARY = (PerTokenArg("image_rotary_emb", axis=2),)
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:

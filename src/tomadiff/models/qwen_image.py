@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import modulated
 
 
@@ -39,13 +39,13 @@ def grid(model: nn.Module, img_shapes: list) -> tuple[int, ...]:
     return (rows, columns) if frames == 1 else (frames, rows, columns)
 
 
-def others(model: nn.Module, img_shapes: list) -> tuple[int, int]:
+def reference_tokens(model: nn.Module, img_shapes: list) -> tuple[int, int]:
     tokens = sum(math.prod(shape) for shape in pictures(img_shapes))
     return 0, tokens - math.prod(grid(model, img_shapes))
 
 
 ROTARY: dict[str, Any] = {
-    "rotary": (Rows("image_rotary_emb", inside=(0,)),)
+    "rotary": (PerTokenArg("image_rotary_emb", inside=(0,)),)
 }  # the text has a table of its own
 
 FAMILY = Family(
@@ -60,7 +60,7 @@ FAMILY = Family(
                 outputs=(1,),
                 residual=True,
                 features=normalised,
-                follows=(Rows("modulate_index", axis=1),),
+                follows=(PerTokenArg("modulate_index", axis=1),),
                 **ROTARY,
             ),
             modules=(Site("self", "attn", outputs=(0,), **ROTARY), Site("mlp", "img_mlp")),
@@ -78,7 +78,7 @@ FAMILY = Family(
     ),
     grid_from="img_shapes",
     grid=grid,
-    others=others,
+    reference_tokens=reference_tokens,
     between_blocks=("controlnet_block_samples",),
     dimensions="2-D, 3-D",
     pipelines=("QwenImagePipeline",),

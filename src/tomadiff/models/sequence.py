@@ -26,6 +26,6 @@ def grid(model: nn.Module, ids: Tensor) -> tuple[int, ...]:
     return tuple(sides) if math.prod(sides) == tokens else (tokens,)
 
 
-def others(model: nn.Module, ids: Tensor) -> tuple[int, int]:
+def reference_tokens(model: nn.Module, ids: Tensor) -> tuple[int, int]:
     start, tokens, *_ = _drawn(ids)
     return start, ids.shape[-2] - start - tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import modulated
 from .wan import ROTARY, grid
 
@@ -18,7 +18,7 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
     return modulated(block.norm1(call["hidden_states"].float()), modulation[:, 0], modulation[:, 1])
 
 
-CAUSAL = (Rows("attention_mask", axis=2), Rows("attention_mask", axis=3))
+CAUSAL = (PerTokenArg("attention_mask", axis=2), PerTokenArg("attention_mask", axis=3))
 
 FAMILY = Family(
     name="skyreels",
@@ -31,7 +31,7 @@ FAMILY = Family(
                 "block",
                 residual=True,
                 rotary=ROTARY,
-                follows=(Rows("temb", axis=2, ndim=4), *CAUSAL),
+                follows=(PerTokenArg("temb", axis=2, ndim=4), *CAUSAL),
                 features=normalised,
             ),
             modules=(

@@ -32,7 +32,7 @@ FAMILY = Family(
                     "kv",
                     "attention",
                     tokens="encoder_hidden_states",
-                    trail=True,
+                    text_last=True,
                     keys_argument="encoder_hidden_states",
                 ),
             ),

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import modulated, weigh_by
 
 
@@ -26,7 +26,7 @@ def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
     return tuple(side // patch for side, patch in zip(latents.shape[-3:], model.config.patch_size))
 
 
-ROTARY = (Rows("rotary_emb", axis=1),)
+ROTARY = (PerTokenArg("rotary_emb", axis=1),)
 ATTENTION: dict[str, Any] = {
     "rotary": ROTARY,
     "mask": "attention_mask",
@@ -49,7 +49,7 @@ FAMILY = Family(
                 "block",
                 residual=True,
                 rotary=ROTARY,
-                follows=(Rows("temb", axis=1, ndim=4),),
+                follows=(PerTokenArg("temb", axis=1, ndim=4),),
                 features=normalised,
             ),
             modules=(Site("self", "attn1", **ATTENTION), Site("cross", "attn2"), Site("mlp", "ffn")),

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tomadiff.errors import UnsupportedModelError
 
-from .family import Block, Call, Family, Rows, Site
+from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import weigh_by
 
 
@@ -34,9 +34,9 @@ def grid(
     return grid if grid[0] > 1 else grid[1:]
 
 
-ROTARY: dict[str, Any] = {"trail": True, "rotary": (Rows("freqs_cis", axis=1, text_last=True),)}
+ROTARY: dict[str, Any] = {"text_last": True, "rotary": (PerTokenArg("freqs_cis", axis=1, text_last=True),)}
 ATTENTION: dict[str, Any] = ROTARY | {
-    "follows": (Rows("attention_mask", axis=1, text_last=True),),
+    "follows": (PerTokenArg("attention_mask", axis=1, text_last=True),),
     "weigh_keys": weigh_by("attention_mask", axes=2),
 }
 
@@ -52,13 +52,13 @@ FAMILY = Family(
                 tokens="x",
                 residual=True,
                 features=normalised,
-                follows=(Rows("attn_mask", axis=1, text_last=True),),
+                follows=(PerTokenArg("attn_mask", axis=1, text_last=True),),
                 weigh_keys=weigh_by("attn_mask", axes=2),
                 **ROTARY,
             ),
             modules=(
                 Site("self", "attention", **ATTENTION),
-                Site("mlp", "feed_forward", tokens="x", trail=True),
+                Site("mlp", "feed_forward", tokens="x", text_last=True),
             ),
             keys=(Site("kv", "attention", keys_projections=("to_k", "to_v"), **ATTENTION),),
         ),

@@ -104,7 +104,15 @@ def decide(session: Session, call: dict[str, Any]) -> Answer:
     if torch.is_autocast_enabled(device.type):
         precision.append(torch.get_autocast_dtype(device.type))
     layout = session.state.layout
-    situation = (layout.grid(1), shapes, layout.others, *precision, device, _cut(session), _compiled(session))
+    situation = (
+        layout.grid(1),
+        shapes,
+        layout.reference_tokens,
+        *precision,
+        device,
+        _cut(session),
+        _compiled(session),
+    )
     if situation not in session.answers:
         about = _about(session, shapes, precision, device)
         file = cache() / "auto" / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.json"
@@ -153,7 +161,7 @@ def _about(
         "attention": sorted(attention),
         "tokens": session.state.layout.grid(1),
         "sample": shapes,
-        "others": session.state.layout.others,
+        "others": session.state.layout.reference_tokens,
         "dtype": " / ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in precision)),
         "processor": processor(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,

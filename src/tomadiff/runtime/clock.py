@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 # in one step; more at the same time are single-step generations. A pipeline draws wide pictures in many views
-MOST_CALLS, MOST_VIEWS = 8, 256
+MAX_CALLS, MAX_VIEWS = 8, 256
 
 
 class Clock:
@@ -52,7 +52,7 @@ class Clock:
         self._table, self._last, self._time = table, timestep, now
         anew = anew or now.source != before.source or now.value < before.value
         if not anew and now == before:
-            most = MOST_CALLS if table is None or not now.in_table else MOST_VIEWS
+            most = MAX_CALLS if table is None or not now.in_table else MAX_VIEWS
             anew = self.call + 1 == most or not _same_image(sample, self._sample)
         self._sample = sample if now.source == "value" else None
         call = self.call + 1 if now == before and not anew else 0

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from tomadiff.errors import ConfigError, UnsupportedModelError
-from tomadiff.models import Call, Rows, Site
+from tomadiff.models import Call, PerTokenArg, Site
 
 from . import compile
 from .per_token import alter, follow
 from .plan_cache import KeptPlan
 from .planner import BLOCK_INPUT, Planner
-from .sequence import Merged, picture, with_picture
+from .sequence import Merged, picture, with_image_tokens
 from .sites import Place
 from .state import State
 
@@ -213,7 +213,7 @@ class SiteHook(ModelHook):
                 call[self.argument] = run.merged.sequence
             elif self.site.keys_argument:
                 call[self.site.keys_argument] = run.merged.sequence
-            for name in self.site.also:
+            for name in self.site.companion_args:
                 if call.get(name) is not None:
                     call[name] = self._alike(call[name])
         self._follow(call)
@@ -240,7 +240,7 @@ class SiteHook(ModelHook):
             arranged = kept.plan.regions.arrange(tokens) if first else tokens
             merged = kept.plan.merge(arranged)
             self.tokens, self.kept = kept.plan.regions.tokens, merged.shape[1]
-            sequence = with_picture(whole, around, merged)
+            sequence = with_image_tokens(whole, around, merged)
         if not self.site.keys_only:  # which have nothing to unmerge
             self.run.kept, self.run.arranged = kept, None if arranged is tokens else arranged
         return Merged(sequence, whole, kept.plan.destinations, kept.key_bias, around)
@@ -261,7 +261,7 @@ class SiteHook(ModelHook):
         plan = self.run.kept.plan
         with self.state.times.overhead("merge", other.device):
             tokens = plan.regions.arrange(picture(other, merged.around))
-            return with_picture(other, merged.around, plan.merge(tokens))
+            return with_image_tokens(other, merged.around, plan.merge(tokens))
 
     def _instead(self, projection: nn.Module, args: tuple) -> tuple[Tensor] | None:
         """Keys and values from merged tokens, while queries are from all: what comes back is whole."""
@@ -287,15 +287,15 @@ class SiteHook(ModelHook):
         if site.weigh_keys is not None and merged.key_bias is not None:
             site.weigh_keys(call, F.pad(merged.key_bias, merged.around))
 
-    def _followed(self, rows: Rows, argument: Any, keys_only: bool) -> Any:
+    def _followed(self, rows: PerTokenArg, argument: Any, keys_only: bool) -> Any:
         """An argument for the plan's destinations; made once a call, for all sites that share the plan."""
-        destinations, others = self.run.merged.destinations, self.state.layout.others
+        destinations, references = self.run.merged.destinations, self.state.layout.reference_tokens
         if torch.compiler.is_compiling():  # which notices by itself what it has already
-            return follow(destinations, self.image, rows, argument, others, keys_only)
+            return follow(destinations, self.image, rows, argument, references, keys_only)
         followed, key = self.state.followed, (id(destinations), id(argument), rows)
         if key not in followed:
             with self.state.times.spent("merge", destinations.device):
-                made = follow(destinations, self.image, rows, argument, others, keys_only)
+                made = follow(destinations, self.image, rows, argument, references, keys_only)
             followed[key] = (argument, made)  # it is held on to, so that no other takes its address
         return followed[key][1]
 
@@ -317,7 +317,7 @@ class SiteHook(ModelHook):
             # unmerging the change leaves every token its own detail
             x = plan.unmerge(image, tokens, short) if self.site.residual else plan.unmerge(image)
             x = plan.regions.restore(x) if last else x
-            whole = with_picture(y, around, x)
+            whole = with_image_tokens(y, around, x)
         if done:
             run.kept = run.arranged = None
         return whole

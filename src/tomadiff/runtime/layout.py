@@ -14,7 +14,7 @@ class Layout:
     """Of one model, as its family reads it from the arguments of a call."""
 
     def __init__(self, model: nn.Module, family: Family | None) -> None:
-        self.others = (0, 0)  # tokens of other pictures, before and behind those of the one that is drawn
+        self.reference_tokens = (0, 0)  # before and behind the tokens that are drawn
         self._model, self._family = model, family
         self._sources: list[Any] | None = None  # the arguments that were read
         self._finest: tuple[int, ...] = ()
@@ -27,7 +27,7 @@ class Layout:
         if self._sources is None or any(a is not b for a, b in zip(sources, self._sources)):
             self._finest = family.grid(model, *sources)
             self._sources = sources
-            self.others = family.others(model, *sources)
+            self.reference_tokens = family.reference_tokens(model, *sources)
 
     def forget(self) -> None:
         """Let go of the arguments."""
@@ -42,8 +42,8 @@ class Layout:
 
     def around(self, sequence: Tensor, site: Site, tokens: int) -> tuple[int, int]:
         """How many tokens of a site's sequence are before and behind the picture's, which has so many."""
-        before, behind = self.others
+        before, behind = self.reference_tokens
         if sequence.shape[1] == tokens:  # the picture is alone
             return 0, 0
         text = sequence.shape[1] - tokens - before - behind
-        return before + text * site.lead, behind + text * site.trail
+        return before + text * site.text_first, behind + text * site.text_last

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tomadiff.core import destination_rows
 from tomadiff.errors import UnsupportedModelError
-from tomadiff.models import Call, Rows
+from tomadiff.models import Call, PerTokenArg
 
 
 def alter(call: Call, name: str, by: Callable[[Any], Any]) -> None:
@@ -26,7 +26,7 @@ def alter(call: Call, name: str, by: Callable[[Any], Any]) -> None:
 def follow(
     destinations: Tensor,
     tokens: int,
-    rows: Rows,
+    rows: PerTokenArg,
     argument: Any,
     others: tuple[int, int] = (0, 0),
     keys_only: bool = False,
@@ -45,7 +45,7 @@ def follow(
 
 
 def _followed(
-    destinations: Tensor, tokens: int, rows: Rows, table: Any, others: tuple[int, int], keys_only: bool
+    destinations: Tensor, tokens: int, rows: PerTokenArg, table: Any, others: tuple[int, int], keys_only: bool
 ) -> Any:
     if isinstance(table, (tuple, list)):
         return tuple(_followed(destinations, tokens, rows, part, others, keys_only) for part in table)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from tomadiff.core import Reduction, Schedule
+from tomadiff.core import MergePlan, Schedule
 
 
 class PlanKey(NamedTuple):
@@ -31,7 +31,7 @@ class PlanKey(NamedTuple):
 class KeptPlan:
     """A plan, with what sites need of it and the steps at which its two parts were made."""
 
-    plan: Reduction
+    plan: MergePlan
     key_bias: Tensor | None  # [B, K] to add to the logits of merged keys
     destinations_step: int
     weights_step: int
@@ -52,7 +52,7 @@ class Plans(dict[PlanKey, KeptPlan]):
         return self.schedule.due(step - kept.destinations_step, step - kept.weights_step)
 
     def keep(
-        self, key: PlanKey, plan: Reduction, key_bias: Tensor | None, step: int, *, new_weights_only: bool
+        self, key: PlanKey, plan: MergePlan, key_bias: Tensor | None, step: int, *, new_weights_only: bool
     ) -> KeptPlan:
         """Take over a plan that was made at a step, in the place of the one before."""
         self.refreshes["weights" if new_weights_only else "destinations"] += 1

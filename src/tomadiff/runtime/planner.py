@@ -12,7 +12,7 @@ from tomadiff.methods import METHODS, lengths
 from tomadiff.models import Call
 
 from .plan_cache import KeptPlan, PlanKey
-from .sequence import picture, with_picture
+from .sequence import picture, with_image_tokens
 from .sites import Place
 from .state import State
 
@@ -84,7 +84,7 @@ class Planner:
         if self.site.features is None:
             return tokens
         # with what is around the picture, since other arguments have entries for that, too
-        sequence = with_picture(call[self.argument], around, tokens)
+        sequence = with_image_tokens(call[self.argument], around, tokens)
         features = self.site.features(self.place.module, {**call, self.argument: sequence})
         return picture(features, around)
 

@@ -24,7 +24,7 @@ def picture(sequence: Tensor, around: tuple[int, int]) -> Tensor:
     return sequence[:, before : sequence.shape[1] - behind] if before or behind else sequence
 
 
-def with_picture(sequence: Tensor, around: tuple[int, int], tokens: Tensor) -> Tensor:
+def with_image_tokens(sequence: Tensor, around: tuple[int, int], tokens: Tensor) -> Tensor:
     """A sequence with other tokens for its picture."""
     before, behind = around
     if not before and not behind:

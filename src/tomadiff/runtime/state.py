@@ -9,7 +9,7 @@ from torch import Tensor
 from tomadiff.config import Config
 from tomadiff.core import Schedule
 from tomadiff.methods import FROM_BLOCK_INPUT
-from tomadiff.models import Rows
+from tomadiff.models import PerTokenArg
 
 from .clock import Clock
 from .layout import Layout
@@ -36,7 +36,7 @@ class State:
         self.cut = False  # every block is a run of its own
         self.block_input: Tensor | None = None  # of the block under way, where modules in it need that
         # arguments and what they are for merged tokens
-        self.followed: dict[tuple[int, int, Rows], tuple[Any, Any]] = {}
+        self.followed: dict[tuple[int, int, PerTokenArg], tuple[Any, Any]] = {}
 
     def shifted(self) -> bool:
         """Whether regions are shifted in this step."""

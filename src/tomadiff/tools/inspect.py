@@ -18,7 +18,7 @@ from tomadiff.models.custom import lists_of_blocks
 from tomadiff.runtime.hook import parameter_names
 from tomadiff.runtime.machine import wait_for
 
-LEAST_LAYERS = 3  # linear layers of a block: a list of single ones is none of blocks
+MIN_LAYERS = 3  # linear layers of a block: a list of single ones is none of blocks
 TABLES = ("rot", "rope", "freqs", "pos")  # in the names of arguments with rotary tables
 TIMES = ("timestep", "timesteps", "sigma", "time", "t")  # names of arguments that tell the step
 
@@ -98,8 +98,8 @@ class Inspection:
             lines.append(
                 f"# {text} of its {candidate.tokens} tokens look like text: 'last', if it comes behind"
             )
-        if "Rows(" in sites:
-            lines.insert(0, "from tomadiff.models import Rows")
+        if "PerTokenArg(" in sites:
+            lines.insert(0, "from tomadiff.models import PerTokenArg")
         if candidate.unclear:
             unclear = ", ".join(candidate.unclear)
             lines.append(f"# entries for text and tokens are in {unclear}: say where with follows, see Sites")
@@ -167,7 +167,7 @@ def _watched(model: nn.Module, device: torch.device) -> Iterator[list[_Run]]:
 
     handles = []
     for list_name, blocks in lists_of_blocks(model).items():
-        if sum(isinstance(part, nn.Linear) for part in blocks[0].modules()) < LEAST_LAYERS:
+        if sum(isinstance(part, nn.Linear) for part in blocks[0].modules()) < MIN_LAYERS:
             continue
         for number, block in enumerate(blocks):
             name = f"{list_name}.{number}"
@@ -210,7 +210,7 @@ def _entries(call: Call, argument: str) -> tuple[dict[str, str], dict[str, str],
         axes = {(axis, x.ndim) for axis, x in shapes if x.shape[axis] in {tokens, *with_text}}
         if not axes or name == argument:
             continue
-        rows = " ".join(f"Rows({name!r}, axis={axis}, ndim={ndim})," for axis, ndim in sorted(axes))
+        rows = " ".join(f"PerTokenArg({name!r}, axis={axis}, ndim={ndim})," for axis, ndim in sorted(axes))
         if any(part in name for part in TABLES):
             usual = all(axis == min(ndim - 2, 1) for axis, ndim in axes)  # as Sites expects them
             tables[name] = repr(name) if usual and not tables else f"({rows})"

@@ -21,7 +21,7 @@ from .plot import check_plot
 from .step import STEPS
 
 PAPER: dict[str, Any] = {"size": [(1024, 1024)], "ratio": [0.25, 0.5, 0.75], "repeats": 100}
-MOST_ROUNDS = STEPS - 10  # a step for each, and some to warm up
+MAX_ROUNDS = STEPS - 10  # a step for each, and some to warm up
 USUAL: dict[str, Any] = {"ratio": [0.5], "repeats": 3}
 
 
@@ -102,10 +102,8 @@ def settle(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name} {value} must be at least 1")
-    if args.steps is None and args.repeats > MOST_ROUNDS:
-        raise ValueError(
-            f"--repeats {args.repeats}: single calls have steps for {MOST_ROUNDS} rounds at most"
-        )
+    if args.steps is None and args.repeats > MAX_ROUNDS:
+        raise ValueError(f"--repeats {args.repeats}: single calls have steps for {MAX_ROUNDS} rounds at most")
     if args.plot:
         check_plot(args.plot, args.methods)
     for ratio in args.ratio:

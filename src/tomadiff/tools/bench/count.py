@@ -220,7 +220,7 @@ def patch_for_counting(model: nn.Module, family: Family, config: Config, grid: t
     Dense steps are left out: what they do is known, and how many of all steps they are is not.
     """
     family = dataclasses.replace(
-        family, grid=lambda model, *sources: grid, others=lambda model, *sources: (0, 0)
+        family, grid=lambda model, *sources: grid, reference_tokens=lambda model, *sources: (0, 0)
     )
     config = dataclasses.replace(config, interval=1)
     patch = Session(model, family, config)

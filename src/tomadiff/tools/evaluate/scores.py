@@ -86,7 +86,7 @@ def judges_of(wanted: Wanted) -> Judges:
 def score(
     store: Store, asked: Sequence[Row], judges: Judges
 ) -> tuple[list[Row], dict[str, dict[str, float]]]:
-    """Rows with their scores, and scores of whole sets, by label. What fails gets unavailable."""
+    """PerTokenArg with their scores, and scores of whole sets, by label. What fails gets unavailable."""
     wanted, unavailable = judges.wanted, judges.unavailable
     kept = {(row["sha256"], row["dense"]): row for row in read_rows(store.folder / "scores.jsonl", KEPT)}
     dense = {case_of(row): row for row in asked if (row["way"], row["ratio"]) == REFERENCE}

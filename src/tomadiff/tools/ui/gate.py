@@ -28,7 +28,7 @@ READ = {
 READ_BELOW = ("/assets/", "/static/", "/svelte/", f"{API}/heartbeat/")
 FILE = f"{API}/file="
 WRITE = {"/login", *(f"{API}/{name}" for name in ("queue/join", "cancel", "reset", "run/predict"))}
-MOST_BYTES = 64 * 1024  # of a request; there are no uploads
+MAX_BYTES = 64 * 1024  # of a request; there are no uploads
 
 
 ANSWERS, HEARTBEAT, JOIN, LOGIN = f"{API}/queue/data", f"{API}/heartbeat/", f"{API}/queue/join", "/login"
@@ -71,7 +71,7 @@ class Gate:
         if not _from_here(scope):
             return "Another site can't use this page.", 403
         if not _small(scope):
-            return f"A request has at most {MOST_BYTES} bytes.", 413
+            return f"A request has at most {MAX_BYTES} bytes.", 413
         if path == LOGIN and self.guesses.too_many(_address(scope)):
             return "Too many wrong passwords: wait a minute.", 429
         return None
@@ -156,7 +156,7 @@ def _session_in(body: bytes) -> str:
 def _small(scope: Scope) -> bool:
     """The length must be said beforehand; the server holds everybody to what they said."""
     length = Headers(scope=scope).get("content-length", "")
-    return length.isdecimal() and int(length) <= MOST_BYTES
+    return length.isdecimal() and int(length) <= MAX_BYTES
 
 
 def _from_here(scope: Scope) -> bool:

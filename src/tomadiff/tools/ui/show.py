@@ -18,7 +18,7 @@ from tomadiff.tools.method_spec import label
 
 from .results import Comparison, Drawn, Merged, Sweep
 
-MOST_EXPORTS = 64  # files; older ones go
+MAX_EXPORTS = 64  # files; older ones go
 
 
 def enlarged(picture: Image.Image, side: int = 512) -> Image.Image:
@@ -140,7 +140,7 @@ class Exports:
         path = self.folder / name
         if path not in self._made:
             self._made.append(path)
-        while len(self._made) > MOST_EXPORTS:
+        while len(self._made) > MAX_EXPORTS:
             self._made.popleft().unlink(missing_ok=True)
         return path
 

@@ -17,7 +17,7 @@ from tomadiff.tools.method_spec import METHODS, configuration, parse
 
 # "ideal" is a speed limit to measure against, not a way to make pictures
 WAYS = tuple(name for name in METHODS if name != "ideal")
-MOST_SEED = 2**32 - 1
+MAX_SEED = 2**32 - 1
 # those that the page offers, by how they are chosen; None is the method's own
 CHOSEN: dict[str, tuple[Any, ...]] = {
     **{name: CHOICES[name] for name in ("where", "regions", "assign", "share")},
@@ -87,7 +87,7 @@ def checked(
     )
     request = Request(
         prompt.strip(),
-        _whole("seed", seed, 0, MOST_SEED),
+        _whole("seed", seed, 0, MAX_SEED),
         _whole("steps", steps, 1, limits.steps),
         size,
         None if (given := _typed("guidance", guidance)) is None else _number("guidance", given, 0, 50),
