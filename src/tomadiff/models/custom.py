@@ -69,8 +69,8 @@ def family(model: nn.Module, sites: Sites) -> Family:
     whole = Site(
         "block",
         tokens=sites.tokens,
-        lead=sites.text == "first",
-        trail=sites.text == "last",
+        text_first=sites.text == "first",
+        text_last=sites.text == "last",
         outputs=(sites.output,),
         residual=sites.residual,
         rotary=rotary,
