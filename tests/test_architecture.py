@@ -21,6 +21,7 @@ import json, sys
 import torch, diffusers.hooks
 before = set(sys.modules)
 import tomadiff
+tomadiff.apply
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 

@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import signal
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 formatted_by_python = warnings.formatwarning
 
 
 def main() -> int:
-    # in every process, it says at length that it does without torchvision
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    warnings.formatwarning = formatted
-    from .tools.cli import main as run
+    with quiet_interrupt():
+        # transformers says at length, in every process, that it does without torchvision
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        warnings.formatwarning = formatted
+        from .tools import cli
 
-    return run()
+        command, args = cli.prepare()
+    return cli.execute(command, args)
+
+
+@contextlib.contextmanager
+def quiet_interrupt() -> Iterator[None]:
+    """End at once on Ctrl-C, without a traceback out of the imports; there is nothing to save yet."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os._exit(130)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # a process in the background may have to ignore it
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def formatted(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Our warnings as our errors are: to whoever runs a command, a line of our code tells nothing."""
+    """Our warnings look like our errors: a line of our code tells nothing to whoever runs a command."""
     if Path(__file__).parent in Path(filename).parents:
         return f"tomadiff: {message}\n"
     return formatted_by_python(message, category, filename, lineno, line)

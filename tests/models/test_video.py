@@ -25,7 +25,7 @@ import tomadiff
 from tomadiff.errors import ConfigError
 from tomadiff.settings_file import load as load_settings
 from tomadiff.settings_file import save as save_settings
-from tomadiff.tools.drawing import merge_map
+from tomadiff.tools.drawing import draw_merge_map
 from tomadiff.tools.generate import Request
 from tomadiff.tools.generate import draw as draw_picture
 from tomadiff.tools.merge_map import Recorder
@@ -82,7 +82,7 @@ def test_the_map_of_a_video_is_drawn_frame_by_frame() -> None:
     assert mapped.grid == (2, 8, 8) and len(mapped.destinations) == 64
     picture = Image.new("RGB", (64, 64))
     with pytest.raises(ValueError, match="one frame of a video"):
-        merge_map(picture, mapped)
+        draw_merge_map(picture, mapped)
     first, second = mapped.frame(0), mapped.frame(1)
     destinations = torch.cat([first.destinations, 64 + second.destinations])
     assert sorted(destinations.tolist()) == sorted(mapped.destinations.tolist())
@@ -90,7 +90,7 @@ def test_the_map_of_a_video_is_drawn_frame_by_frame() -> None:
         owners = torch.where(frame.owners >= 0, frame.owners + 64 * number, -1 - frame.owners)
         assert torch.equal(owners, mapped.owners[64 * number : 64 * (number + 1)])
         assert (frame.owners < 0).any(), "some went to the other frame"
-        assert merge_map(picture, frame, 256).size == (256, 256)
+        assert draw_merge_map(picture, frame, 256).size == (256, 256)
     with pytest.raises(ValueError, match="no frame 2"):
         mapped.frame(2)
     with pytest.raises(ValueError, match="no frame 0 on a grid of 8 x 8"):

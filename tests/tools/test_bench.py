@@ -442,10 +442,11 @@ def test_whole_generations_are_timed_with_all_that_belongs_to_them(
 def test_the_paper_has_its_own_number_of_steps() -> None:
     from argparse import ArgumentParser
 
+    from tomadiff.tools.arguments.bench import add_arguments
     from tomadiff.tools.bench import command
 
     parser = ArgumentParser()
-    command.add_arguments(parser)
+    add_arguments(parser)
     for model, steps in (("sdxl", 50), ("flux-dev", 35)):
         args = parser.parse_args(["--model", model, "--protocol", "paper"])
         command.settle(args)

@@ -20,7 +20,7 @@ from PIL import Image
 from pipelines import whole_pipeline
 
 import tomadiff
-from tomadiff.tools import cli
+from tomadiff.tools import cli, commands
 from tomadiff.tools.demo.data import PROMPTS, load_emoji
 from tomadiff.tools.demo.embedded import EMBEDDED, FOLDER, load_embedded
 from tomadiff.tools.demo.evaluate import draw, nearest
@@ -274,7 +274,7 @@ def test_mistakes_are_told_before_anything_is_drawn(
 def test_what_a_model_can_not_honour_is_told_before_a_dense_picture_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "draw", lambda *_: pytest.fail("something was drawn"))
+    monkeypatch.setattr(commands, "draw", lambda *_: pytest.fail("something was drawn"))
     output = str(tmp_path / "x.png")
     assert cli.main(["generate", "fox", "--compare", "--dense-blocks", "50", "-o", output]) == 2
     assert "beyond dense_blocks=50" in capsys.readouterr().err

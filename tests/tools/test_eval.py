@@ -498,11 +498,12 @@ def test_mistakes_are_told_before_anything_is_drawn(
 def test_the_paper_protocol_is_three_thousand_pictures() -> None:
     from argparse import ArgumentParser
 
+    from tomadiff.tools.arguments.evaluate import add_arguments
     from tomadiff.tools.evaluate import command
     from tomadiff.tools.evaluate.prompts import load_prompts
 
     parser = ArgumentParser()
-    command.add_arguments(parser)
+    add_arguments(parser)
     args = parser.parse_args(["--protocol", "paper"])
     command.settle(args)
     assert len(load_prompts(args.prompts, args.limit)) * args.seeds == 3000

@@ -15,7 +15,7 @@ from pipelines import denoiser, draw, make
 import tomadiff
 from tomadiff.runtime.hook import SiteHook
 from tomadiff.runtime.plan_cache import KeptPlan
-from tomadiff.tools.drawing import contact_sheet, difference, merge_map
+from tomadiff.tools.drawing import contact_sheet, difference, draw_merge_map
 from tomadiff.tools.merge_map import MergeMap, Recorder
 
 
@@ -89,7 +89,7 @@ def test_a_map_is_drawn_with_one_colour_for_each_group() -> None:
     mapped = MergeMap(0, "block", (2, 4), torch.tensor([0, 3, 7]), owners, torch.zeros(8, dtype=torch.long))
     pixels = np.zeros((2, 4, 3), dtype=np.uint8)
     pixels[:, :2], pixels[:, 2:], pixels[1, 3] = (200, 0, 0), (0, 200, 0), (0, 0, 200)
-    drawn = np.asarray(merge_map(Image.fromarray(pixels), mapped, side=400))
+    drawn = np.asarray(draw_merge_map(Image.fromarray(pixels), mapped, side=400))
     assert drawn.shape == (200, 400, 3)
     corner = {token: tuple(drawn[token // 4 * 100 + 20, token % 4 * 100 + 20]) for token in range(8)}
     assert {corner[t] for t in (0, 1, 4, 5)} == {(200, 0, 0)}
@@ -112,7 +112,8 @@ def test_a_chosen_token_stands_out_with_its_group() -> None:
     mapped = MergeMap(0, "block", (2, 4), torch.tensor([0, 3, 7]), owners, torch.zeros(8, dtype=torch.long))
     picture = Image.new("RGB", (4, 2), (10, 20, 30))
     plain, marked = (
-        np.asarray(merge_map(picture, mapped, side=400, groups=True, chosen=chosen)) for chosen in (None, 5)
+        np.asarray(draw_merge_map(picture, mapped, side=400, groups=True, chosen=chosen))
+        for chosen in (None, 5)
     )
     corner = {token: (token // 4 * 100 + 20, token % 4 * 100 + 20) for token in range(8)}
     for token in range(8):

@@ -1,16 +1,22 @@
-"""One small declaration for each architecture: adding a file with a FAMILY adds it."""
+"""One small declaration for each architecture: adding a file with a FAMILY adds it.
+
+Declarations import torch for type checkers only, and within functions: `tomadiff families` lists them all
+without waiting for it.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from tomadiff.errors import UnsupportedModelError
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .unsupported import no_denoiser, why
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _FILES = sorted(file.name for file in pkgutil.iter_modules(__path__))
 _DECLARED = (getattr(importlib.import_module(f".{name}", __name__), "FAMILY", None) for name in _FILES)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from .family import Block, Family, PerTokenArg, Site
 from .wan import normalised
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:

@@ -6,12 +6,13 @@ Where prompts of a batch have gists of different lengths, these go behind everyt
 from __future__ import annotations
 
 import math
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:

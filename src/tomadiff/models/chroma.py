@@ -5,12 +5,13 @@ The mask is multiplied by itself on the way to attention, so that whole blocks t
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .flux import CONTROL, KEYS, PICTURES, ROTARY
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def joint_normalised(block: nn.Module, call: Call) -> Tensor:

@@ -6,10 +6,13 @@ image in turn, and can't be told which it gets. GLM-Image first reads its refere
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 ROTARY = (PerTokenArg("image_rotary_emb"),)
 

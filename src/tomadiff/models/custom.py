@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-
-import torch.nn.functional as F
-from torch import nn
+from typing import TYPE_CHECKING
 
 from tomadiff.errors import ConfigError
 
-from .family import Block, Family, PerTokenArg, Site
+from .family import Block, Call, Family, PerTokenArg, Site
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,13 @@ def family(model: nn.Module, sites: Sites) -> Family:
         follows = (rows.argument.partition(".")[0] for rows in (*rotary, *sites.follows))
         for argument in (sites.tokens, *follows):
             _check(argument, block, f"{type(block).__name__}, the block of {sites.blocks!r},")
+
+    def normalised(block: nn.Module, call: Call) -> Tensor:
+        import torch.nn.functional as F
+
+        x: Tensor = call[sites.tokens]
+        return F.layer_norm(x, x.shape[-1:])
+
     whole = Site(
         "block",
         tokens=sites.tokens,
@@ -75,7 +83,7 @@ def family(model: nn.Module, sites: Sites) -> Family:
         residual=sites.residual,
         rotary=rotary,
         follows=sites.follows,
-        features=lambda block, call: F.layer_norm(call[sites.tokens], call[sites.tokens].shape[-1:]),
+        features=normalised,
     )
     needed = tuple(inspect.signature(sites.grid).parameters) if callable(sites.grid) else ()
     for argument in (*needed, *([sites.time] if sites.time else [])):
@@ -96,6 +104,8 @@ def family(model: nn.Module, sites: Sites) -> Family:
 
 def lists_of_blocks(model: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
     """The model's lists of modules that are alike, by name."""
+    from torch import nn
+
     return {
         name: module
         for name, module in model.named_modules()

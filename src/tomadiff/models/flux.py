@@ -5,13 +5,14 @@ References (Kontext) follow the picture in its sequence, and stay whole.
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from . import sequence
 from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import ada_norm, weigh_by
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def single_normalised(block: nn.Module, call: Call) -> Tensor:

@@ -6,11 +6,14 @@ most of the blocks compute queries, keys, values and the MLP's input in one prod
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .flux import ATTENTION, PICTURES, ROTARY, TEXT
 from .parts import modulated, weigh_by
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def joint_normalised(block: nn.Module, call: Call) -> Tensor:

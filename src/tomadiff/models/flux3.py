@@ -5,14 +5,15 @@ References stay whole. Attention and MLP of single blocks run on text and image 
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from . import sequence
 from .family import Block, Call, Family, PerTokenArg, Site
 from .flux import KEYS, ROTARY
 from .parts import modulated
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:

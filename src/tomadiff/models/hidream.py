@@ -4,12 +4,13 @@ are padded behind. Rotary positions as 2 x 2 matrices, which queries and keys mu
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid, modulated
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:

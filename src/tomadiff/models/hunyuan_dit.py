@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid, weigh_by
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 ROTARY = (PerTokenArg("image_rotary_emb"),)
 WEIGH = weigh_by("attention_mask", axes=3)
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:
+    import torch
+
     x = call["hidden_states"]
     if block.skip_linear is not None:
         x = block.skip_linear(block.skip_norm(torch.cat([x, call["skip"]], dim=-1)))

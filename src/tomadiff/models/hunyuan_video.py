@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
-
-import torch.nn.functional as F
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import ada_norm
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 HISTORY = ("latents_clean", "latents_history_2x", "latents_history_4x")
 
@@ -36,6 +36,8 @@ def single_normalised_apart(block: nn.Module, call: Call) -> Tensor:
 
 def weigh_keys(call: Call, bias: Tensor) -> None:
     """The mask, [B, 1, 1, S + T], tells text from padding."""
+    import torch.nn.functional as F
+
     text, mask = call["encoder_hidden_states"].shape[1], call.get("attention_mask")
     bias = F.pad(bias, (0, text))[:, None, None]
     call["attention_mask"] = bias if mask is None else bias.masked_fill(~mask, float("-inf"))

@@ -5,12 +5,13 @@ It computes queries, keys and values in one product, so that keys and values alo
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid, modulated
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:

@@ -5,10 +5,13 @@ Its block-sparse attention (NABLA) needs blocks of the grid, and is refused.
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import modulated
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from .family import Block, Family, PerTokenArg, Site
 from .ltx import normalised
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def grid(model: nn.Module, frames: int, height: int, width: int, tokens: Tensor) -> tuple[int, ...]:

@@ -5,10 +5,13 @@ Attention returns its heads apart, so that of the modules only the MLP is merged
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:

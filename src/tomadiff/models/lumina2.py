@@ -5,12 +5,13 @@ Pictures follow their text without a gap, so that a mask says that they start at
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:

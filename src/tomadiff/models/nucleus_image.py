@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .flux import KEYS
 from .qwen_image import ROTARY
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import torch.nn.functional as F
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from .family import Call
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def latent_grid(model: nn.Module, latent: Tensor) -> tuple[int, ...]:
@@ -39,6 +40,8 @@ def weigh_by(argument: str, axes: int = 4, text: str | None = None) -> Callable[
 
     def weigh(call: Call, bias: Tensor) -> None:
         if text is not None and call.get(text) is not None:
+            import torch.nn.functional as F
+
             bias = F.pad(bias, (call[text].shape[1], 0))
         bias = bias.reshape(len(bias), *[1] * (axes - 2), -1)
         holder = dict(call.get(outer) or {}) if inner else call

@@ -6,10 +6,13 @@ MLP's parts are in the block itself.
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import latent_grid, modulated
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 ROTARY = (PerTokenArg("image_rotary_emb", axis=2),)
 

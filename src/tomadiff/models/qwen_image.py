@@ -7,12 +7,13 @@ model are drawn together, and are merged as frames of a video are.
 from __future__ import annotations
 
 import math
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from .family import Block, Call, Family, PerTokenArg, Site
 from .parts import modulated
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:

@@ -7,8 +7,10 @@ picture has to agree with, and they are not a picture's own to blur.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def _drawn(ids: Tensor) -> tuple[int, int, int, int]:

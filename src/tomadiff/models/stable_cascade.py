@@ -5,10 +5,13 @@ So keys and values are all that can be merged.
 
 from __future__ import annotations
 
-from torch import nn
+from typing import TYPE_CHECKING
 
 from .family import Block, Family, Site
 from .parts import latent_grid
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def level(unet: nn.Module, name: str) -> int:

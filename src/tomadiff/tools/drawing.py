@@ -43,7 +43,7 @@ def contact_sheet(
     return sheet
 
 
-def merge_map(
+def draw_merge_map(
     picture: Image.Image,
     mapped: MergeMap,
     side: int = 512,
@@ -57,7 +57,7 @@ def merge_map(
     stands out.
     """
     if len(mapped.grid) != 2:
-        raise ValueError("a picture shows one frame of a video: merge_map(picture, mapped.frame(number))")
+        raise ValueError("a picture is one frame of a video: draw_merge_map(picture, mapped.frame(number))")
     height, width = mapped.grid
     cell = cell_of(mapped, side)
     base = picture.convert("RGB").resize((width * cell, height * cell), Image.Resampling.NEAREST)

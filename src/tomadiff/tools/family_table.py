@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
+import shutil
+import sys
 import textwrap
 
 from tomadiff.models import FAMILIES, Family
 from tomadiff.models.unsupported import REFUSED
 
 HEADER = ("family", "covers", "model classes", "sites", "rotary", "grid", "tested with")
+
+
+def run(args: argparse.Namespace) -> None:
+    """`tomadiff families`."""
+    if args.refused:
+        print(refused(args.markdown))
+    elif args.markdown:
+        print(markdown())
+    elif sys.stdout.isatty():
+        print(narrow(shutil.get_terminal_size().columns))
+    else:
+        print(text())
 
 
 def row(family: Family) -> tuple[str, ...]:

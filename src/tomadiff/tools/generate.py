@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,26 +26,6 @@ class Request:
     steps: int | None = None
     size: tuple[int, int] | None = None  # height, width
     guidance: float | None = None
-
-
-def add_request_arguments(parser: argparse.ArgumentParser) -> None:
-    """How to draw a picture: what a `Request` has beside its prompt and seed."""
-    parser.add_argument("--steps", type=int, help="of a generation (default: the pipeline's own)")
-    parser.add_argument(
-        "--size", type=int, nargs=2, metavar=("H", "W"), help="in pixels (default: the pipeline's own)"
-    )
-    parser.add_argument("--guidance", type=finite, help="guidance scale (default: the pipeline's own)")
-
-
-def finite(text: str) -> float:
-    """A number that a command is given; NaN and infinity are none."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is no finite number")
-    return number
 
 
 def draw(pipe: DiffusionPipeline, request: Request, **more: Any) -> tuple[Image.Image, float]:

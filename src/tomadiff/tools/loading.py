@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +14,8 @@ from tomadiff.runtime.machine import out_of_memory
 from tomadiff.runtime.registration import denoiser
 
 from . import hub
-from .demo.embedded import EMBEDDED, load_embedded
+from .arguments.names import EMBEDDED
+from .demo.embedded import load_embedded
 from .untrusted import (
     EMBEDDED_CLASSES,
     INDEX,
@@ -28,21 +28,6 @@ from .untrusted import (
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MAX_THREADS = 1024
-
-
-def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, mps, ... (default: %(default)s)")
-    parser.add_argument(
-        "--dtype", choices=list(DTYPES), default="fp32", help="of the weights (default: %(default)s)"
-    )
-
-
-def add_trust_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--trust-remote-code",
-        action="store_true",
-        help="run Python code and read pickled weights that come with a model: it can do whatever you can",
-    )
 
 
 def check_device(device: str) -> None:

@@ -23,9 +23,9 @@ from tomadiff.models import Family
 from tomadiff.settings_file import load as load_settings
 from tomadiff.settings_file import warn_of_another
 
+from .arguments.names import AUTO, DENSE, OURS
 from .rivals import RIVALS, Settings
 
-DENSE, OURS, AUTO = "dense", "tomadiff", "auto"
 # our default, then the paper's variants and the other methods as they were published
 METHODS = (
     "ideal",

@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -25,7 +24,7 @@ from tomadiff.runtime.registration import denoiser
 from tomadiff.runtime.sites import find
 
 from .evaluate import scores, summary
-from .evaluate.command import add_drawing_arguments, check_counts, default_prompts, draw_all, job_of
+from .evaluate.command import check_counts, default_prompts, draw_all, job_of
 from .evaluate.job import REFERENCE, Drawing, Painter, Way, Work
 from .evaluate.prompts import check_prompts, load_prompts
 from .evaluate.store import Row, Store, check_free, folder_for
@@ -38,23 +37,6 @@ STRIDES = (4, 2, 1)  # a quarter of the prompts, half of them, all
 CALIBRATION = 2  # dense pictures that tell where the steps that run should be
 WORTH = 1.02  # a speed-up that can be told from noise
 Budget = dict[str, float]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    budget = parser.add_argument_group("budget: one of these or both, as a mean over the prompts")
-    budget.add_argument("--psnr", type=float, metavar="DB", help="to the dense picture, at least")
-    budget.add_argument("--ssim", type=float, metavar="S", help="to the dense picture, at least")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        help="the settings file (default: settings.json in the folder)",
-    )
-    parser.add_argument(
-        "--folder", type=Path, help="for pictures and times (default: tuning/ and the model's name)"
-    )
-    parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
-    add_drawing_arguments(parser, limit=8, seeds=1)
 
 
 def run(args: argparse.Namespace) -> int:

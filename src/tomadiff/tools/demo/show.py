@@ -14,38 +14,20 @@ from tomadiff.runtime.files import check_folder
 from tomadiff.runtime.registration import denoiser
 from tomadiff.settings_file import load as load_settings
 from tomadiff.settings_file import warn_of_another
-from tomadiff.tools.drawing import beside, contact_sheet, merge_map
+from tomadiff.tools.drawing import beside, contact_sheet, draw_merge_map
 from tomadiff.tools.evaluate.metrics import psnr, ssim
 from tomadiff.tools.evaluate.pictures import as_tensor
 from tomadiff.tools.generate import Request, check_output, draw, save
 from tomadiff.tools.merge_map import Recorder
 
-from .embedded import EMBEDDED, load_embedded
+from .embedded import load_embedded
 from .pipelines import EmojiPipeline
 
-PROMPTS = ("hot dog", "pizza", "fox", "palm tree")
-STEPS = 24
 WAYS: dict[str, tomadiff.Config] = {
     "dense": tomadiff.Config(ratio=0),
     "apply(pipe)": tomadiff.Config(),
     "ratio 0.5": tomadiff.Config(ratio=0.5),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", type=Path, default=Path("demo"), help="folder for the pictures (default: demo)"
-    )
-    parser.add_argument(
-        "--models", nargs="+", choices=list(EMBEDDED), default=list(EMBEDDED), help="default: both"
-    )
-    parser.add_argument(
-        "--prompts", nargs="+", default=list(PROMPTS), help=f"names of emoji (default: {', '.join(PROMPTS)})"
-    )
-    parser.add_argument("--steps", type=int, default=STEPS, help="of a generation (default: %(default)s)")
-    parser.add_argument(
-        "--settings", type=Path, nargs="+", default=[], metavar="FILE", help="settings files to show beside"
-    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -109,7 +91,7 @@ def show(
         recorder = Recorder(pipe)
         picture, _ = draw(pipe, requests[0], callback_on_step_end=recorder)
     chosen = recorder.first_middle_last()
-    maps = [merge_map(picture, mapped) for mapped in chosen]
+    maps = [draw_merge_map(picture, mapped) for mapped in chosen]
     labels = [f"{prompts[0]}, step {mapped.step + 1} of {steps}" for mapped in chosen]
     save(beside(maps, labels), folder / f"{name}-merge-map.png", settings | {"ratio": 0.5})
     print(f"  merge map: {folder / name}-merge-map.png")

