@@ -258,7 +258,7 @@ def test_layers_really_get_the_reduced_number_of_tokens(
     assert dense.keys() == merged.keys()
     images = [math.prod(grid_of(case)) // level**2 for level in getattr(case, "LEVELS", (1,))]
     inside = places(model, family, where)
-    assert inside
+    assert inside or any(site.keys_inside for block in family.blocks for site in block.keys)
     for name, tokens in dense.items():
         image = max((image for image in images if image <= tokens), default=0)  # text is shorter
         if any(name == place or name.startswith(f"{place}.") for place in inside):
@@ -282,7 +282,7 @@ def places(model: nn.Module, family: Family, where: str) -> list[str]:
             found += [name] if block.whole else []
             continue
         for site in block.keys if where == "kv" else block.modules:
-            if getattr(module, site.path, None) is not None:
+            if getattr(module, site.path, None) is not None and not site.keys_inside:
                 keys = site.keys_projections or ("to_k", "to_v") if where == "kv" else ()
                 found += [f"{name}.{site.path}.{key}" for key in keys] or [f"{name}.{site.path}"]
     return found

@@ -33,6 +33,7 @@ FAMILY = Family(
             "AllegroTransformerBlock",
             whole=Site("block", residual=True, features=normalised, **ATTENTION),
             modules=(Site("self", "attn1", **ATTENTION), Site("cross", "attn2"), Site("mlp", "ff")),
+            keys=(Site("kv", "attn1", keys_inside=True),),
         ),
     ),
     grid_from="hidden_states",

@@ -39,6 +39,7 @@ FAMILY = Family(
                 Site("cross", "attn2"),
                 Site("mlp", "ffn"),
             ),
+            keys=(Site("kv", "attn1", keys_inside=True),),
         ),
     ),
     grid_from="hidden_states",

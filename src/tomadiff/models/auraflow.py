@@ -1,6 +1,6 @@
 """AuraFlow: joint blocks, then single blocks with the text first; learned positions.
 
-Its attention takes no mask, so keys can't be weighed.
+Its attention takes no mask, so that keys can be weighed only at its very call (`where="kv"`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from .family import Block, Family, Site
 from .parts import ada_norm, latent_grid
 
-KEYS = ("to_k", "to_v")
+KEYS = (Site("kv", "attn", text_first=True, keys_projections=("to_k", "to_v"), weighed_inside=True),)
 
 FAMILY = Family(
     name="auraflow",
@@ -19,13 +19,13 @@ FAMILY = Family(
             "AuraFlowJointTransformerBlock",
             whole=Site("joint", outputs=(1,), residual=True, features=ada_norm),
             modules=(Site("self", "attn", outputs=(0,)), Site("mlp", "ff", tokens="x")),
-            keys=(Site("kv", "attn", keys_projections=KEYS),),
+            keys=KEYS,
         ),
         Block(
             "AuraFlowSingleTransformerBlock",
             whole=Site("single", text_first=True, residual=True, features=ada_norm),
             modules=(Site("self", "attn", text_first=True), Site("mlp", "ff", tokens="x", text_first=True)),
-            keys=(Site("kv", "attn", text_first=True, keys_projections=KEYS),),
+            keys=KEYS,
         ),
     ),
     grid_from="hidden_states",

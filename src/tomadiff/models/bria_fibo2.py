@@ -56,7 +56,15 @@ FAMILY = Family(
                 Site("cross", "cross_attention", text_first=True),
                 Site("mlp", "feed_forward", tokens="x", text_first=True),
             ),
-            keys=(Site("kv", "attention", keys_argument="encoder_hidden_states", **ATTENTION),),
+            keys=(
+                Site(
+                    "kv",
+                    "attention",
+                    keys_argument="encoder_hidden_states",
+                    weighed_inside=True,
+                    **ATTENTION,
+                ),
+            ),
         ),
     ),
     grid_from=("hidden_states", "context_latents"),

@@ -29,7 +29,13 @@ WHOLE: dict[str, Any] = {
 }
 QUERIES, TO_KEYS = PerTokenArg("attention_mask", axis=2), PerTokenArg("attention_mask", axis=3)
 ATTENTION: dict[str, Any] = {"rotary": ROTARY, "follows": (QUERIES, TO_KEYS)}
-ATTENTION_TO_MERGED: dict[str, Any] = {"rotary": ROTARY, "follows": (TO_KEYS,), "keys_projections": KEYS}
+ATTENTION_TO_MERGED: dict[str, Any] = {
+    "text_first": True,
+    "rotary": ROTARY,
+    "follows": (TO_KEYS,),
+    "keys_projections": KEYS,
+    "weighed_inside": True,
+}
 
 FAMILY = Family(
     name="chroma",
@@ -49,7 +55,7 @@ FAMILY = Family(
                 Site("self", "attn", text_first=True, **ATTENTION),
                 Site("mlp", "proj_mlp", tokens=None, text_first=True),
             ),
-            keys=(Site("kv", "attn", text_first=True, **ATTENTION_TO_MERGED),),
+            keys=(Site("kv", "attn", **ATTENTION_TO_MERGED),),
             joined=True,
         ),
     ),

@@ -58,6 +58,7 @@ def block(name: str, weigh_keys: Callable[[Call, Tensor], None] | None = None) -
             ),
             Site("mlp", "ff", tokens=None, text_first=True),
         ),
+        keys=(Site("kv", "attn1", keys_inside=True, text_first=True),),
     )
 
 

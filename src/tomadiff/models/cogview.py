@@ -1,6 +1,6 @@
 """CogView 3-Plus, CogView 4 and GLM-Image: joint blocks whose attention projects text and image alike.
 
-So keys and values of the image alone can't be merged. From CogView 4 on, one MLP runs on the text and on the
+So keys and values are merged behind that. From CogView 4 on, one MLP runs on the text and on the
 image in turn, and can't be told which it gets. GLM-Image first reads its references, which stay whole.
 """
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ROTARY = (PerTokenArg("image_rotary_emb"),)
+KEYS = (Site("kv", "attn1", keys_inside=True, text_first=True),)
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:
@@ -32,6 +33,7 @@ def block(name: str) -> Block:
         name,
         whole=Site("joint", outputs=(0,), residual=True, features=normalised, rotary=ROTARY),
         modules=(Site("self", "attn1", outputs=(0,), rotary=ROTARY),),
+        keys=KEYS,
     )
 
 
@@ -48,6 +50,7 @@ FAMILY = Family(
             "CogView3PlusTransformerBlock",
             whole=Site("joint", outputs=(0,), residual=True, features=normalised),
             modules=(Site("self", "attn1", outputs=(0,)), Site("mlp", "ff", text_first=True)),
+            keys=KEYS,
         ),
         block("CogView4TransformerBlock"),
         block("GlmImageTransformerBlock"),

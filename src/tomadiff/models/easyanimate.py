@@ -17,6 +17,7 @@ FAMILY = Family(
             "EasyAnimateTransformerBlock",
             whole=Site("joint", outputs=(0,), residual=True, rotary=ROTARY, features=normalised),
             modules=(Site("self", "attn1", outputs=(0,), rotary=ROTARY), Site("mlp", "ff")),
+            keys=(Site("kv", "attn1", keys_inside=True, text_first=True),),
         ),
     ),
     grid_from="hidden_states",

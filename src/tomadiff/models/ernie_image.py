@@ -25,6 +25,7 @@ FAMILY = Family(
                     weigh_keys=weigh_by("attention_mask"),
                 ),
             ),
+            keys=(Site("kv", "self_attention", keys_inside=True, text_last=True),),
         ),
     ),
     grid_from="hidden_states",

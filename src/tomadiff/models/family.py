@@ -51,13 +51,21 @@ class Site:
     # hands a bias on the keys that come from the site's tokens, [B, S], to the call
     weigh_keys: Callable[[Call, Tensor], None] | None = None
     # of attention whose queries stay whole: where merged tokens go in for keys and values, as an argument or
-    # as the input of projections
+    # as the input of projections; or they are merged at the very call of attention, behind projections and
+    # positions, where `text_first` and `text_last` are about the keys
     keys_argument: str | None = None
     keys_projections: tuple[str, ...] = ()
+    keys_inside: bool = False
+    weighed_inside: bool = False  # at the call of attention, too, since it takes no mask before
 
     @property
     def keys_only(self) -> bool:
-        return bool(self.keys_argument or self.keys_projections)
+        return bool(self.keys_argument or self.keys_projections or self.keys_inside)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether keys can be weighed."""
+        return self.weigh_keys is not None or self.weighed_inside or self.keys_inside
 
 
 @dataclass(frozen=True)

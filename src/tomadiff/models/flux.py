@@ -27,6 +27,11 @@ ATTENTION: dict[str, Any] = {
     "weigh_keys": weigh_by("attention_mask", text=TEXT),
 }
 KEYS = ("to_k", "to_v")
+ATTENTION_TO_MERGED: dict[str, Any] = ATTENTION | {
+    "text_first": True,
+    "keys_projections": KEYS,
+    "weighed_inside": True,
+}
 
 
 def blocks(prefix: str, attention_kwargs: str = "joint_attention_kwargs") -> tuple[Block, Block]:
@@ -43,7 +48,7 @@ def blocks(prefix: str, attention_kwargs: str = "joint_attention_kwargs") -> tup
         whole=Site("joint", features=ada_norm, **whole),
         # an IP-Adapter's share comes back third
         modules=(Site("self", "attn", outputs=(0, 2), **ATTENTION), Site("mlp", "ff")),
-        keys=(Site("kv", "attn", keys_projections=KEYS, **ATTENTION),),
+        keys=(Site("kv", "attn", **ATTENTION_TO_MERGED),),
     )
     single = Block(
         f"{prefix}SingleTransformerBlock",
@@ -52,7 +57,7 @@ def blocks(prefix: str, attention_kwargs: str = "joint_attention_kwargs") -> tup
             Site("self", "attn", text_first=True, **ATTENTION),
             Site("mlp", "proj_mlp", tokens=None, text_first=True),
         ),
-        keys=(Site("kv", "attn", text_first=True, keys_projections=KEYS, **ATTENTION),),
+        keys=(Site("kv", "attn", **ATTENTION_TO_MERGED),),
         joined=True,
     )
     return joint, single

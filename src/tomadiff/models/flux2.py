@@ -1,7 +1,7 @@
 """Flux.2: joint blocks, then single blocks that do attention and MLP at once; rotary positions, text first.
 
-References, before or behind the picture in its sequence, stay whole. Keys and values alone can't be merged:
-most of the blocks compute queries, keys, values and the MLP's input in one product.
+References, before or behind the picture in its sequence, stay whole. Most of the blocks compute queries,
+keys, values and the MLP's input in one product, so keys and values are merged behind that.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def normalised(x: Tensor, modulation: Tensor, sets: int) -> Tensor:
 
 WEIGH = weigh_by("joint_attention_kwargs.attention_mask", text=TEXT)
 
+KEYS = (Site("kv", "attn", keys_inside=True, text_first=True),)
+
 FAMILY = Family(
     name="flux2",
     covers="Flux.2, Flux.2 Klein",
@@ -50,6 +52,7 @@ FAMILY = Family(
                 weigh_keys=WEIGH,
             ),
             modules=(Site("self", "attn", outputs=(0,), **ATTENTION), Site("mlp", "ff", tokens="x")),
+            keys=KEYS,
         ),
         Block(
             "Flux2SingleTransformerBlock",
@@ -63,6 +66,7 @@ FAMILY = Family(
                 weigh_keys=WEIGH,
             ),
             modules=(Site("self", "attn", text_first=True, **ATTENTION),),  # with the MLP in it
+            keys=KEYS,
             joined=True,
         ),
     ),

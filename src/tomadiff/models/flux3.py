@@ -36,6 +36,12 @@ WHOLE: dict[str, Any] = {
     "follows": (PerTokenArg("temb_mod", axis=1),),
 }
 
+ATTENTION_TO_MERGED: dict[str, Any] = {
+    "rotary": ROTARY,
+    "keys_projections": KEYS,
+    "weighed_inside": True,
+}
+
 FAMILY = Family(
     name="flux3",
     covers="Flux.3",
@@ -45,7 +51,7 @@ FAMILY = Family(
             "Flux3ModeTransformerBlock",
             whole=Site("picture", **WHOLE),
             modules=(Site("self", "attn", rotary=ROTARY), Site("mlp", "ff", tokens=None)),
-            keys=(Site("kv", "attn", rotary=ROTARY, keys_projections=KEYS),),
+            keys=(Site("kv", "attn", **ATTENTION_TO_MERGED),),
             joined=True,
         ),
         Block(
@@ -55,7 +61,7 @@ FAMILY = Family(
                 Site("self", "attn", text_first=True, rotary=ROTARY),
                 Site("mlp", "ff", tokens=None, text_first=True),
             ),
-            keys=(Site("kv", "attn", text_first=True, rotary=ROTARY, keys_projections=KEYS),),
+            keys=(Site("kv", "attn", text_first=True, **ATTENTION_TO_MERGED),),
             joined=True,
         ),
     ),

@@ -1,5 +1,6 @@
 """HiDream: joint, then single blocks with the text last and other text for each; pictures that are no squares
-are padded behind. Rotary positions as 2 x 2 matrices, which queries and keys must share.
+are padded behind. Rotary positions as 2 x 2 matrices, which queries and keys must share, so keys are merged
+behind them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ SEQUENCE: dict[str, Any] = {
 }
 WHOLE: dict[str, Any] = SEQUENCE | {"residual": True, "features": normalised}
 ATTENTION: dict[str, Any] = SEQUENCE | {"tokens": "norm_hidden_states"}
+KEYS = (Site("kv", "attn1", tokens="norm_hidden_states", keys_inside=True, text_last=True),)
 MLP = Site("mlp", "ff_i", tokens=None, text_last=True)
 
 FAMILY = Family(
@@ -41,11 +43,13 @@ FAMILY = Family(
             "HiDreamImageTransformerBlock",
             whole=Site("joint", outputs=(0,), **WHOLE),
             modules=(Site("self", "attn1", outputs=(0,), **ATTENTION), MLP),
+            keys=KEYS,
         ),
         Block(
             "HiDreamImageSingleTransformerBlock",
             whole=Site("single", **WHOLE),
             modules=(Site("self", "attn1", **ATTENTION), MLP),
+            keys=KEYS,
         ),
     ),
     grid_from=("hidden_states", "img_sizes"),

@@ -1,6 +1,6 @@
 """HunyuanImage: joint, then single blocks with the text last; rotary positions of the image alone; a mask.
 
-Single blocks project text and image alike, so that keys and values of the image alone can't be merged.
+Single blocks project text and image alike, so keys and values are merged behind that.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ SEQUENCE: dict[str, Any] = {
     "follows": (PerTokenArg("attention_mask", axis=3, text_last=True),),
 }
 
+KEYS = (Site("kv", "attn", keys_inside=True, text_last=True),)
+
 FAMILY = Family(
     name="hunyuan_image",
     covers="HunyuanImage 2.1 and its refiner",
@@ -26,6 +28,7 @@ FAMILY = Family(
             "HunyuanImageTransformerBlock",
             whole=Site("joint", residual=True, features=ada_norm, **SEQUENCE),
             modules=(Site("self", "attn", **SEQUENCE), Site("mlp", "ff")),
+            keys=KEYS,
         ),
         Block(
             "HunyuanImageSingleTransformerBlock",
@@ -34,6 +37,7 @@ FAMILY = Family(
                 Site("self", "attn", **SEQUENCE),
                 Site("mlp", "proj_mlp", tokens=None, text_last=True),
             ),
+            keys=KEYS,
             joined=True,
         ),
     ),

@@ -70,9 +70,14 @@ ATTENTION: dict[str, Any] = {
 }
 BLOCK: dict[str, Any] = {"outputs": (0,), "residual": True, "follows": MASK, "weigh_keys": weigh_keys}
 
-JOINT = {"modules": (Site("self", "attn", **ATTENTION), Site("mlp", "ff"))}
-SINGLE = {
+KEYS = (Site("kv", "attn", keys_inside=True, text_last=True),)
+JOINT: dict[str, Any] = {
+    "modules": (Site("self", "attn", **ATTENTION), Site("mlp", "ff")),
+    "keys": KEYS,
+}
+SINGLE: dict[str, Any] = {
     "modules": (Site("self", "attn", **ATTENTION), Site("mlp", "proj_mlp", tokens=None, text_last=True)),
+    "keys": KEYS,
     "joined": True,
 }
 JOINT_BLOCK = Site("joint", features=ada_norm, rotary=(PerTokenArg("freqs_cis"),), **BLOCK)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .family import Block, Family, PerTokenArg, Site
-from .hunyuan_video import grid
+from .hunyuan_video import KEYS, grid
 from .parts import ada_norm
 
 FAMILY = Family(
@@ -24,6 +24,7 @@ FAMILY = Family(
                 Site("self", "attn", outputs=(0,), rotary=(PerTokenArg("image_rotary_emb"),)),
                 Site("mlp", "ff"),
             ),
+            keys=KEYS,
         ),
     ),
     grid_from="hidden_states",

@@ -47,6 +47,7 @@ FAMILY = Family(
                     rotary=ROTARY,
                     follows=(TO_KEYS,),
                     keys_projections=KEYS,
+                    weighed_inside=True,
                 ),
             ),
         ),

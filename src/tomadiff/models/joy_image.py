@@ -1,6 +1,6 @@
 """JoyImage-Edit: joint blocks; the picture comes first, and references of its size, which stay whole, behind.
 
-It computes queries, keys and values in one product, so that keys and values alone can't be merged.
+It computes queries, keys and values in one product, so keys and values are merged behind that.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ FAMILY = Family(
             "JoyImageTransformerBlock",
             whole=Site("joint", residual=True, features=normalised, **ROTARY),
             modules=(Site("self", "attn", **ROTARY), Site("mlp", "img_mlp")),
+            keys=(Site("kv", "attn", keys_inside=True, text_last=True),),
         ),
     ),
     grid_from="hidden_states",

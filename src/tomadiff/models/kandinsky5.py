@@ -54,6 +54,11 @@ FAMILY = Family(
                 Site("cross", "cross_attention"),
                 Site("mlp", "feed_forward", tokens="x"),
             ),
+            keys=(
+                Site(
+                    "kv", "self_attention", keys_inside=True, mask="sparse_params", unmasked=DENSE_ATTENTION
+                ),
+            ),
         ),
     ),
     grid_from="hidden_states",

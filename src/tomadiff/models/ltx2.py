@@ -46,6 +46,7 @@ FAMILY = Family(
                 features=normalised,
             ),
             modules=(Site("self", "attn1", **ATTENTION), Site("cross", "attn2"), Site("mlp", "ff")),
+            keys=(Site("kv", "attn1", keys_inside=True),),
         ),
     ),
     grid_from=("num_frames", "height", "width", "hidden_states"),

@@ -38,6 +38,7 @@ FAMILY = Family(
                     "kv",
                     "attn1",
                     keys_argument="encoder_hidden_states",
+                    weighed_inside=True,
                     follows=(PerTokenArg("key_rotary_emb", axis=1), PerTokenArg("attention_mask", axis=1)),
                 ),
             ),

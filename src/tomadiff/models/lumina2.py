@@ -37,7 +37,9 @@ FAMILY = Family(
                 Site("self", "attn", companion_args=("encoder_hidden_states",), **SEQUENCE),
                 Site("mlp", "feed_forward", tokens="x", text_first=True),
             ),
-            keys=(Site("kv", "attn", keys_argument="encoder_hidden_states", **SEQUENCE),),
+            keys=(
+                Site("kv", "attn", keys_argument="encoder_hidden_states", weighed_inside=True, **SEQUENCE),
+            ),
         ),
     ),
     grid_from="hidden_states",

@@ -43,7 +43,9 @@ FAMILY = Family(
                 # experts choose by tokens before modulation
                 Site("mlp", "img_mlp", tokens=None, companion_args=("hidden_states_unmodulated",)),
             ),
-            keys=(Site("kv", "attn", keys_projections=KEYS, **ATTENTION),),
+            keys=(
+                Site("kv", "attn", text_last=True, keys_projections=KEYS, weighed_inside=True, **ATTENTION),
+            ),
         ),
     ),
     grid_from="img_shapes",

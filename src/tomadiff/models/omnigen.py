@@ -39,6 +39,7 @@ FAMILY = Family(
                     rotary=ROTARY,
                     follows=(KEYS,),
                     keys_argument="encoder_hidden_states",
+                    weighed_inside=True,
                 ),
             ),
         ),

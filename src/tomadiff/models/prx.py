@@ -1,7 +1,7 @@
 """PRX: attention of image queries to text and image; rotary positions as 2 x 2 matrices.
 
-It computes queries, keys and values in one product, so that keys and values alone can't be merged, and the
-MLP's parts are in the block itself.
+It computes queries, keys and values in one product, so keys and values are merged behind that. The MLP's
+parts are in the block itself.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ FAMILY = Family(
             "PRXBlock",
             whole=Site("block", residual=True, features=normalised, rotary=ROTARY),
             modules=(Site("self", "attention", rotary=ROTARY),),
+            keys=(Site("kv", "attention", keys_inside=True, text_first=True),),
         ),
     ),
     grid_from="hidden_states",

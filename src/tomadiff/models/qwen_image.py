@@ -70,7 +70,9 @@ FAMILY = Family(
                 Site(
                     "kv",
                     "attn",
+                    text_first=True,
                     keys_projections=("to_k", "to_v"),
+                    weighed_inside=True,
                     mask="encoder_hidden_states_mask",
                     **ROTARY,
                 ),

@@ -16,6 +16,7 @@ FAMILY = Family(
         Block(
             "SanaVideoTransformerBlock",
             modules=(Site("self", "attn1", rotary=ROTARY), Site("cross", "attn2")),
+            keys=(Site("kv", "attn1", keys_argument="encoder_hidden_states", rotary=ROTARY),),
         ),
     ),
     grid_from="hidden_states",

@@ -1,12 +1,16 @@
 """Stable Diffusion 3 and 3.5: joint blocks, text in a stream of its own, learned positions.
 
-Its attention takes no mask, so keys can't be weighed.
+Its attention takes no mask, so that keys can be weighed only at its very call (`where="kv"`).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from .family import Block, Family, Site
 from .parts import ada_norm, latent_grid
+
+KEYS: dict[str, Any] = {"keys_projections": ("to_k", "to_v"), "weighed_inside": True}
 
 FAMILY = Family(
     name="sd3",
@@ -22,8 +26,8 @@ FAMILY = Family(
                 Site("mlp", "ff"),
             ),
             keys=(
-                Site("kv", "attn", keys_projections=("to_k", "to_v")),
-                Site("kv", "attn2", keys_projections=("to_k", "to_v")),
+                Site("kv", "attn", text_last=True, **KEYS),
+                Site("kv", "attn2", **KEYS),
             ),
         ),
     ),

@@ -37,6 +37,7 @@ FAMILY = Family(
                     tokens="encoder_hidden_states",
                     text_last=True,
                     keys_argument="encoder_hidden_states",
+                    weighed_inside=True,
                 ),
             ),
         ),

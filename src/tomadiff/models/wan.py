@@ -54,7 +54,15 @@ FAMILY = Family(
                 features=normalised,
             ),
             modules=(Site("self", "attn1", **ATTENTION), Site("cross", "attn2"), Site("mlp", "ffn")),
-            keys=(Site("kv", "attn1", keys_argument="encoder_hidden_states", **ATTENTION),),
+            keys=(
+                Site(
+                    "kv",
+                    "attn1",
+                    keys_argument="encoder_hidden_states",
+                    weighed_inside=True,
+                    **ATTENTION,
+                ),
+            ),
         ),
     ),
     grid_from="hidden_states",

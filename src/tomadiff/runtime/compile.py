@@ -187,7 +187,8 @@ for _operator in (_merge, _alike, _unmerge):
 
 
 def _merged(site: int, before: int, behind: int, sequence: Tensor, whole: Tensor) -> Merged:
-    return Merged(sequence, whole, _sites[site].run.kept.plan.destinations, None, (before, behind))
+    plan = _sites[site].run.kept.plan
+    return Merged(sequence, whole, plan.destinations, None, (before, behind), plan)
 
 
 def _flat(call: Call) -> tuple[str, list[Tensor]]:

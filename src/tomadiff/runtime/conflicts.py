@@ -104,7 +104,8 @@ def check_attention(hook: SiteHook) -> None:
     if hook.idle:
         return
     name, site = hook.place.name, hook.site
-    if site.keys_only and getattr(hook.place.module, "fused_projections", False):
+    apart = site.keys_only and not site.keys_inside
+    if apart and getattr(hook.place.module, "fused_projections", False):
         raise ConfigError(
             f'{name} computes queries, keys and values at once, and where="kv" needs them '
             "apart: call unfuse_qkv_projections()"

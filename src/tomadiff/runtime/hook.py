@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.models import Call, PerTokenArg, Site
 
 from . import compile
+from .attention import run_inside, run_weighed
 from .per_token import alter, follow
 from .plan_cache import KeptPlan
 from .planner import BLOCK_INPUT, Planner
@@ -207,6 +209,8 @@ class SiteHook(ModelHook):
         forward = self.region.forward or self.fn_ref.original_forward
         if self.idle:
             return forward(**call)
+        if self.site.keys_inside:
+            return run_inside(self, forward, call)
         if first or each:
             run.merged = self._merge(call, first)
             if not self.site.keys_only:
@@ -217,12 +221,29 @@ class SiteHook(ModelHook):
                 if call.get(name) is not None:
                     call[name] = self._alike(call[name])
         self._follow(call)
-        output = forward(**call)
+        output = self._run(forward, call)
         if last or each:
             if not self.site.keys_only:
                 output = self._unmerge(output, last)
             run.merged = None
         return output
+
+    def _run(self, forward: Callable[..., Any], call: Call) -> Any:
+        if self.run.merged.key_bias is None:
+            return forward(**call)
+        if self._weighed_inside():
+            return run_inside(self, forward, call)
+        compiled = torch.compiler.is_compiling() or self.region.forward is not None
+        return forward(**call) if compiled else run_weighed(forward, call)
+
+    def _weighed_inside(self) -> bool:
+        """Keys are weighed at the call of attention; in compiled code by a mask, where it takes one."""
+        return self.site.weighed_inside and not (self.site.weigh_keys and torch.compiler.is_compiling())
+
+    def prepare_keys(self, call: Call) -> None:
+        """Make the plan for keys and values that are merged at the call of attention."""
+        self.run.merged = self._merge(call, first=True)
+        self._follow(call)
 
     def _merge(self, call: Call, first: bool) -> Merged:
         if self.state.from_input and self.site.path:
@@ -236,14 +257,18 @@ class SiteHook(ModelHook):
         tokens = picture(whole, around)
         visit = self._visit("merge")
         kept = self.planner.plan(call, tokens, around, self.ratio, visit, arranged_by=self.run.kept)
+        plan = kept.plan
+        if self.site.keys_inside:  # merged later, at the call of attention
+            self.tokens, self.kept = plan.regions.tokens, plan.destinations.shape[1]
+            return Merged(whole, whole, plan.destinations, kept.key_bias, around, plan)
         with self.state.times.overhead("merge", tokens.device):
-            arranged = kept.plan.regions.arrange(tokens) if first else tokens
-            merged = kept.plan.merge(arranged)
-            self.tokens, self.kept = kept.plan.regions.tokens, merged.shape[1]
+            arranged = plan.regions.arrange(tokens) if first else tokens
+            merged = plan.merge(arranged)
+            self.tokens, self.kept = plan.regions.tokens, merged.shape[1]
             sequence = with_image_tokens(whole, around, merged)
         if not self.site.keys_only:  # which have nothing to unmerge
             self.run.kept, self.run.arranged = kept, None if arranged is tokens else arranged
-        return Merged(sequence, whole, kept.plan.destinations, kept.key_bias, around)
+        return Merged(sequence, whole, plan.destinations, kept.key_bias, around, plan)
 
     def around(self, sequence: Tensor, in_order: bool) -> tuple[int, int]:
         """How many tokens of a sequence are before and behind those of the picture."""
@@ -258,7 +283,7 @@ class SiteHook(ModelHook):
 
     def alike(self, other: Tensor, merged: Merged) -> Tensor:
         """Another sequence, merged as the site's is."""
-        plan = self.run.kept.plan
+        plan = merged.plan
         with self.state.times.overhead("merge", other.device):
             tokens = plan.regions.arrange(picture(other, merged.around))
             return with_image_tokens(other, merged.around, plan.merge(tokens))
@@ -284,7 +309,7 @@ class SiteHook(ModelHook):
                     f"{self.place.name} was called with {mask}, a mask over image tokens, which merged ones "
                     f"can't have: {site.unmasked}, or tomadiff.remove first"
                 )
-        if site.weigh_keys is not None and merged.key_bias is not None:
+        if site.weigh_keys is not None and merged.key_bias is not None and not self._weighed_inside():
             site.weigh_keys(call, F.pad(merged.key_bias, merged.around))
 
     def _followed(self, rows: PerTokenArg, argument: Any, keys_only: bool) -> Any:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tomadiff.core import MergePlan
+
 
 class Merged(NamedTuple):
     """What a site runs on, and what follows from it."""
@@ -16,6 +18,7 @@ class Merged(NamedTuple):
     destinations: Tensor  # [B, K] token numbers
     key_bias: Tensor | None  # [B, K] to add to the logits of merged keys
     around: tuple[int, int]  # tokens before and behind the picture's, which are never merged
+    plan: MergePlan | None = None  # what compiled code does not see
 
 
 def picture(sequence: Tensor, around: tuple[int, int]) -> Tensor:

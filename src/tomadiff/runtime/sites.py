@@ -138,7 +138,7 @@ def _check(places: list[Place], family: Family, config: Config) -> None:
                 f"ratio names {', '.join(map(repr, missing))}, which this model doesn't have with "
                 f"where={config.where!r}; it has {', '.join(map(repr, sorted(there, key=str)))}"
             )
-    if config.weigh_keys and not any(place.site.weigh_keys for place in places):
+    if config.weigh_keys and not any(place.site.weighs for place in places):
         raise ConfigError(
             f"weigh_keys=True can't be honoured here: in {family.name}, no site of where={config.where!r}, "
             f"modules={config.modules!r} has attention over merged keys that takes a mask; leave it out"
