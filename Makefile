@@ -31,8 +31,9 @@ $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 	touch $@
 
 lint: $(VENV)/ready
-	$(RUN)/ruff check src tests examples benchmarks
-	$(RUN)/ruff format --check src tests examples benchmarks
+	$(RUN)/ruff check src tests examples benchmarks scripts
+	$(RUN)/ruff format --check src tests examples benchmarks scripts
+	$(RUN)/mypy
 
 # Installs the browser that the tests of the page need, where there is none and root may; without one, they are skipped.
 CHROMIUM := DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core

@@ -18,14 +18,14 @@ import pytest
 import torch
 from PIL import Image
 from pipelines import whole_pipeline
+from train_emoji.evaluate import draw, nearest
+from train_emoji.train import Trainer
 
 import tomadiff
 from tomadiff.tools import cli, commands
 from tomadiff.tools.demo.data import PROMPTS, load_emoji
 from tomadiff.tools.demo.embedded import EMBEDDED, FOLDER, load_embedded
-from tomadiff.tools.demo.evaluate import draw, nearest
 from tomadiff.tools.demo.pipelines import PIPELINES, EmojiPipeline
-from tomadiff.tools.demo.train import Trainer
 from tomadiff.tools.evaluate.metrics import psnr
 from tomadiff.tools.generate import Request, save
 from tomadiff.tools.generate import draw as draw_request

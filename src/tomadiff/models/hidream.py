@@ -19,8 +19,8 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
     return modulated(block.norm1_i(call["hidden_states"]), shift, scale)
 
 
-def grid(model: nn.Module, latent: Tensor, img_sizes: Tensor | None) -> tuple[int, ...]:
-    """Patches may come as such, with their numbers of rows and columns."""
+def grid(model: nn.Module, latent: Tensor, img_sizes: Tensor) -> tuple[int, ...]:
+    """Where the latent comes as patches, img_sizes has their numbers of rows and columns."""
     return latent_grid(model, latent) if latent.ndim == 4 else tuple(int(side) for side in img_sizes[0])
 
 

@@ -28,15 +28,14 @@ def drawn(coords: Tensor) -> tuple[int, tuple[int, ...]]:
     return start, ((len(times) - start) // (height * width), height, width)
 
 
-def grid(
-    model: nn.Module, frames: int | None, height: int | None, width: int | None, coords: Tensor | None
-) -> tuple[int, ...]:
+def grid(model: nn.Module, frames: int, height: int, width: int, coords: Tensor | None) -> tuple[int, ...]:
+    """The sides are given where coordinates aren't."""
     return (frames, height, width) if coords is None else drawn(coords)[1]
 
 
 def reference_tokens(
     model: nn.Module, frames: object, height: object, width: object, coords: Tensor | None
-) -> tuple:
+) -> tuple[int, int]:
     return (0 if coords is None else drawn(coords)[0], 0)
 
 

@@ -203,7 +203,9 @@ def _entries(call: Call, argument: str) -> tuple[dict[str, str], dict[str, str],
     tokens = call[argument].shape[1]
     beside = {x.shape[1] for x in call.values() if isinstance(x, Tensor) and x.ndim == 3}
     with_text = {tokens + text for text in beside if text < tokens}
-    tables, others, unclear = {}, {}, []
+    tables: dict[str, str] = {}
+    others: dict[str, str] = {}
+    unclear: list[str] = []
     for name, value in call.items():
         parts = value if isinstance(value, (tuple, list)) else [value]
         shapes = [(axis, x) for x in parts if isinstance(x, Tensor) for axis in _axes(x)]

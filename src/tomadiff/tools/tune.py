@@ -155,7 +155,7 @@ class Tuner:
     def draw(self, ways: Sequence[Way], prompts: Sequence[str]) -> None:
         """Draw what is missing. Times compare within a session only, so half a prompt is drawn again."""
         print(f"{len(ways)} settings, {len(prompts)} of {len(self.prompts)} prompts", file=sys.stderr)
-        works = []
+        works: list[Work] = []
         for prompt, seed in [(prompt, seed) for seed in self.seeds for prompt in prompts]:
             there = {way: self.store.rows.get((prompt, seed, *way)) for way in self.store.job.ways}
             painters = {way: row and row["painter"] for way, row in there.items()}

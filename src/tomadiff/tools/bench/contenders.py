@@ -56,7 +56,7 @@ class Contender:
     @property
     def keeps_plans_for(self) -> float:
         """Steps for each plan that is made; with two layouts in turns, there are twice as many plans."""
-        return self.config.refresh_weights / (1 + self.config.shift) if self.config else 1.0
+        return (self.config.refresh_weights or 1) / (1 + self.config.shift) if self.config else 1.0
 
 
 def contender(model: nn.Module, pipeline: Any, method: str, ratio: float) -> Contender:

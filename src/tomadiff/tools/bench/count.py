@@ -236,7 +236,7 @@ def count(call: Callable[[int], Any], patch: Session | None = None) -> Cycle:
     """
     if patch is None:
         return Cycle([_counted(call, 0, lambda: None)])
-    shift, period = patch.config.shift, patch.config.refresh_destinations
+    shift, period = patch.config.shift, patch.config.refresh_destinations or 1
     if shift:
         period += period % 2  # layouts take turns, so that a plan's age is even when it comes up
     steps: list[Counts] = []

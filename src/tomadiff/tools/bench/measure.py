@@ -110,7 +110,7 @@ def _warm_up(call: Call, contender: Contender, device: torch.device, whole: bool
         before, times.synchronise = dict(times.seconds), True
         call(1)
         times.synchronise = False
-        spent = {part: times.seconds[part] - before[part] for part in PARTS}
+        spent: dict[str, float | None] = {part: times.seconds[part] - before[part] for part in PARTS}
         if contender.keeps_plans_for > 1:
             call(2)  # where layouts take turns, the plan of the other one
             plans.schedule = Schedule(10**9, 10**9)  # timed calls reuse what there is now
@@ -139,9 +139,10 @@ def _timed(
         wait_for(device)
         seconds = time.perf_counter() - start
     if state and state.times.known:
-        spent = {part: state.times.seconds[part] - before[part] for part in PARTS}
+        known = {part: state.times.seconds[part] - before[part] for part in PARTS}
+        spent = {**known}
         if not whole and contender.keeps_plans_for > 1:
-            seconds -= spent["plan"]
+            seconds -= known["plan"]
     return Run(
         size=size,
         method=contender.method,

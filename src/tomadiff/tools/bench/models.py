@@ -100,7 +100,7 @@ def arguments(
 
     Without text encoders, the prompt is random embeddings. Guidance None is the pipeline's own default.
     """
-    wanted = {"height": size[0], "width": size[1], "guidance_scale": guidance}
+    wanted: dict[str, Any] = {"height": size[0], "width": size[1], "guidance_scale": guidance}
     takes = inspect.signature(pipe.__call__).parameters
     call = {name: value for name, value in wanted.items() if value is not None}
     if missing := [name for name in call if name not in takes]:
@@ -124,7 +124,7 @@ def _embeddings(model: ModelMixin, batch: int, guided: bool) -> dict[str, Tensor
         pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
     names = {"unet": "cross_attention_dim", "sana": "caption_channels", "wan": "text_dim"}
     width = config[names.get(family, "joint_attention_dim")]
-    shapes = {"prompt_embeds": (batch, TEXT_TOKENS[family], width)}
+    shapes: dict[str, tuple[int, ...]] = {"prompt_embeds": (batch, TEXT_TOKENS[family], width)}
     if pooled is not None:
         shapes["pooled_prompt_embeds"] = (batch, pooled)
     if guided and family != "flux":  # Flux is told its guidance as a number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -165,7 +165,7 @@ def measure_size(
     entries = [contender(step.model, pipe if whole else None, *pair) for pair in todo]
     record.settings |= {entry.label: entry.settings for entry in entries}
     record.keep_steps |= {entry.method: 1 if whole else entry.keeps_plans_for for entry in entries}
-    call = partial(generate, pipe, arguments, args.steps) if whole else step
+    call: Callable[[int], Any] = partial(generate, pipe, arguments, args.steps) if whole else step
     for place, entry in enumerate(entries):
         calibrate(pipe, entry.method, partial(call, 0))
         if fewer := steps_of(entry.method):
@@ -176,7 +176,8 @@ def measure_size(
     if not numbers:
         return
     progress = partial(tell, f"{size[0]} x {size[1]}")
-    count, flops = partial(counted, pipe) if whole and not args.no_count else None, {}
+    count = partial(counted, pipe) if whole and not args.no_count else None
+    flops: dict[str, int] = {}
     device = torch.device(args.device)
     for runs in rounds(call, entries, size, numbers, device, whole, progress, count, flops):
         record.add_work(size, {(entry.method, entry.ratio): flops.get(entry.label) for entry in entries})

@@ -1,17 +1,10 @@
-"""The emoji the embedded models draw: which, from where, and how they become latents.
+"""The emoji that the embedded models draw: their names, their pictures, and how these become latents.
 
-`python -m tomadiff.tools.demo.data` fetches the Noto images with `npm pack` and writes them, rendered on
-white, as the sheet `emoji.png` next to this file. Training and evaluation read that sheet, so they need no
-network.
+`emoji.png`, next to this file, has all pictures in one sheet; scripts/train_emoji made it.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import subprocess
-import tarfile
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +13,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-PACKAGE = "emoji-datasource-google@16.0.0"
 SHEET = Path(__file__).with_name("emoji.png")
 SIZE = 64  # pixels per side of one emoji
 SHEET_COLUMNS = 8
 
-# Prompt -> `short_name` in the package's emoji.json. Chosen to differ in shape or colour, and to have
-# everyday names.
+# Prompt -> `short_name` in emoji.json of npm's emoji-datasource-google. Chosen to differ in shape or
+# colour, and to have everyday names.
 EMOJI = {
     "grapes": "grapes",
     "watermelon": "watermelon",
@@ -96,26 +88,3 @@ def to_latents(images: Tensor) -> Tensor:
 def to_images(latents: Tensor) -> Tensor:
     """The inverse of `to_latents`."""
     return F.pixel_shuffle(latents, 2)
-
-
-def write_sheet(sheet: Path = SHEET) -> None:
-    """Fetch the npm package and write its chosen emoji, on white, as one lossless picture."""
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["npm", "pack", "--silent", PACKAGE], cwd=folder, check=True)
-        (tarball,) = Path(folder).glob("*.tgz")
-        with tarfile.open(tarball) as archive:
-            files = {
-                e["short_name"]: e["image"] for e in json.load(archive.extractfile("package/emoji.json"))
-            }
-            rows = -(-len(PROMPTS) // SHEET_COLUMNS)
-            picture = Image.new("RGB", (SHEET_COLUMNS * SIZE, rows * SIZE), "white")
-            for i, short_name in enumerate(EMOJI.values()):
-                data = archive.extractfile(f"package/img/google/64/{files[short_name]}").read()
-                emoji = Image.open(io.BytesIO(data)).convert("RGBA")
-                picture.paste(emoji, (i % SHEET_COLUMNS * SIZE, i // SHEET_COLUMNS * SIZE), emoji)
-    picture.save(sheet, optimize=True)
-
-
-if __name__ == "__main__":
-    write_sheet()
-    print(f"{len(PROMPTS)} emoji -> {SHEET}")

@@ -191,13 +191,14 @@ class EmojiUNetPipeline(EmojiPipeline):
         height, width = 2 * latents.shape[-2], 2 * latents.shape[-1]
         time_ids = latents.new_tensor([height, width, 0, 0, height, width]).expand(len(latents), -1)
         added = {"text_embeds": pooled, "time_ids": time_ids}
-        inputs = torch.cat([latents, positions(latents)], 1)[(..., *window)]
+        inside = (..., *window)
+        inputs = torch.cat([latents, positions(latents)], 1)[inside]
         output = self.unet(inputs, t * 1000, sequence, added_cond_kwargs=added, return_dict=False)[0]
         # A UNet is bad at handing its input through, which is most of a velocity at high t. So, as in EDM,
         # what the input tells by linear regression is added here; the model gives the rest at unit variance.
         t = t.view(-1, 1, 1, 1)
         variance = t**2 + (1 - t) ** 2 * DATA_VARIANCE
-        known = (t - (1 - t) * DATA_VARIANCE) / variance * latents[(..., *window)]
+        known = (t - (1 - t) * DATA_VARIANCE) / variance * latents[inside]
         return known + (DATA_VARIANCE / variance).sqrt() * output
 
 
@@ -245,7 +246,8 @@ class EmojiFluxPipeline(EmojiPipeline):
     def velocity(
         self, latents: Tensor, t: Tensor, sequence: Tensor, pooled: Tensor, window: Window = WHOLE
     ) -> Tensor:
-        inputs = torch.cat([latents, positions(latents)], 1)[(..., *window)]
+        inside = (..., *window)
+        inputs = torch.cat([latents, positions(latents)], 1)[inside]
         rows, columns = (torch.arange(n)[w] for n, w in zip(latents.shape[-2:], window))
         img_ids = torch.cartesian_prod(torch.zeros(1).long(), rows, columns).to(latents)
         with self.transformer.cache_context("cond"):  # for diffusers' caches, as in its own pipelines

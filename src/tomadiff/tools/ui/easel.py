@@ -55,6 +55,7 @@ class Easel:
         self, request: Request, way: str, config: Config, dense: Drawn, part: Part, maps: bool = True
     ) -> tuple[Merged, dict[int, MergeMap], str]:
         """With the maps of its merged steps, or why there are none."""
+        assert request.steps is not None, "the page always asks for a number of steps"
         recorder, no_maps = None, ""
         with tomadiff.merged(self.pipe, config):
             self._warm_up(request, way, part)
@@ -102,7 +103,8 @@ class Easel:
 
     def _timed(self, request: Request, what: str, part: Part, recorder: Recorder | None) -> Drawn:
         """The seconds are without those that go into watching it."""
-        watching = 0.0
+        assert request.steps is not None, "the page always asks for a number of steps"
+        steps, watching = request.steps, 0.0
 
         def callback(pipe: Any, step: int, timestep: Any, inputs: dict[str, Any]) -> dict[str, Any]:
             nonlocal watching
@@ -111,7 +113,7 @@ class Easel:
             inputs = self._watch(pipe, step, timestep, inputs)
             if recorder is not None:
                 inputs = recorder(pipe, step, timestep, inputs)
-            part.tell((step + 1) / request.steps, f"{what}: step {step + 1} of {request.steps}")
+            part.tell((step + 1) / steps, f"{what}: step {step + 1} of {steps}")
             watching += time.perf_counter() - start
             return inputs
 

@@ -33,7 +33,7 @@ class Form:
     def __init__(self, studio: Studio, allow_models: bool) -> None:
         self.studio = studio
         embedded = studio.model in EMBEDDED
-        self.model = None
+        self.model: Any = None  # a dropdown, where others may choose
         if allow_models:
             choices = list(dict.fromkeys([studio.own_model, *EMBEDDED]))
             self.model = gr.Dropdown(
@@ -61,7 +61,7 @@ class Form:
                 self.height = number("Height", "height", height)
             with pair():
                 self.guidance = field("Guidance", "guidance", "model's")
-            self.settings = {}
+            self.settings: dict[str, Any] = {}
             names = [*CHOSEN, *COUNTED]
             for start in range(0, len(names), 2):
                 with pair():

@@ -79,7 +79,7 @@ class Studio:
 
     def _stopped(self) -> bool:
         """Whether what is under way was cancelled, or nobody is there any more to see it."""
-        return self._stop.is_set() or not self._there(self._worker)
+        return self._stop.is_set() or not self._there(self._worker or "")
 
     def expect(self, who: str) -> None:
         """Somebody is about to ask for something: a cancel from before is not meant for that."""
@@ -115,7 +115,7 @@ class Studio:
     def notes(self, wish: Wish) -> dict[str, Any]:
         """Where a settings file comes from."""
         about = {"model": self.model, "device": self.device, "dtype": self.dtype}
-        return about | {"steps": wish.request.steps, "size": list(wish.request.size)}
+        return about | {"steps": wish.request.steps, "size": list(wish.request.size or ())}
 
     def result(self, name: str | None) -> Comparison | Sweep | None:
         return self._results.get(name)

@@ -82,9 +82,7 @@ def checked(
         raise ValueError(f"The prompt has {len(prompt)} characters; at most {limits.prompt} are allowed.")
     if method not in WAYS:
         raise ValueError(f"There is no method {_short(method)}; there are {', '.join(WAYS)}.")
-    size = tuple(
-        _whole(name, value, 16, limits.side) for name, value in (("height", height), ("width", width))
-    )
+    size = _whole("height", height, 16, limits.side), _whole("width", width, 16, limits.side)
     request = Request(
         prompt.strip(),
         _whole("seed", seed, 0, MAX_SEED),

@@ -1,8 +1,8 @@
 """Train an embedded model: flow matching on the emoji, on one CPU core, resuming from its last checkpoint.
 
-python -m tomadiff.tools.demo.train unet --out runs/unet --steps 3900 --window-steps 3000 --lr 1.2e-3
-python -m tomadiff.tools.demo.train flux --out runs/flux --steps 2750 --window-steps 2150 --lr 1.5e-3
-python -m tomadiff.tools.demo.train flux --out runs/flux --export src/tomadiff/tools/demo/models/flux
+python scripts/train_emoji/train.py unet --out runs/unet --steps 3900 --window-steps 3000 --lr 1.2e-3
+python scripts/train_emoji/train.py flux --out runs/flux --steps 2750 --window-steps 2150 --lr 1.5e-3
+python scripts/train_emoji/train.py flux --out runs/flux --export src/tomadiff/tools/demo/models/flux
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .data import PROMPTS, load_emoji, to_latents
-from .pipelines import PIPELINES, WHOLE, EmojiPipeline, Window
+from tomadiff.tools.demo.data import PROMPTS, load_emoji, to_latents
+from tomadiff.tools.demo.pipelines import PIPELINES, WHOLE, EmojiPipeline, Window
 
 WARMUP = 100  # steps
 EMA_DECAY = 0.998
@@ -58,7 +58,8 @@ class Trainer:
         noisy, t, ids, velocity = self.sample(WINDOW_BATCH if windowed else self.batch)
         window = random_window(noisy.shape[-1]) if windowed else WHOLE
         predicted = self.pipe.velocity(noisy, t, *self.pipe.text_encoder(ids), window)
-        return (predicted - velocity[(..., *window)]).square().mean()
+        inside = (..., *window)
+        return (predicted - velocity[inside]).square().mean()
 
     def sample(self, batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A batch: x_t = (1 - t) x + t noise, t, words, and the velocity noise - x."""

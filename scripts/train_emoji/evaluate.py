@@ -1,7 +1,7 @@
 """Is a model well trained? Draw every prompt, measure which emoji each picture is nearest to, write a
 contact sheet.
 
-python -m tomadiff.tools.demo.evaluate src/tomadiff/tools/demo/models/unet --sheet unet.png
+python scripts/train_emoji/evaluate.py src/tomadiff/tools/demo/models/unet --sheet unet.png
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from .data import PROMPTS, SIZE, load_emoji
-from .pipelines import EmojiPipeline, load_pipeline
+from tomadiff.tools.demo.data import PROMPTS, SIZE, load_emoji
+from tomadiff.tools.demo.pipelines import EmojiPipeline, load_pipeline
 
 
 def draw(pipe: EmojiPipeline, prompts: list[str], steps: int, seed: int, batch: int = 8) -> Tensor:
