@@ -59,8 +59,8 @@ def apply(
 def remove(target: Target) -> Target:
     """Take tomadiff off again, exactly; nothing happens where it is not on. Returns the target."""
     for session in _sessions(target):
-        registration.detach(session)
         session.forget()  # hooks and modules hold each other: tensors would stay until they are collected
+        registration.detach(session)
     return target
 
 

@@ -40,7 +40,8 @@ from tomadiff.models import family_of
 SPAN: dict[str, Any] = {"where": "span"}
 EXAMPLES = 2  # of settings, for each model
 FORECAST = {"ratio": 0.5, "interval": 2}
-CACHES = (regions.cut, regions.slots, todo._downsampled, tome._split)  # what all models of a process share
+# what all models of a process share
+CACHES = (regions.partition, regions.slot_layout, todo._downsampled, tome._split)
 
 
 def patched(name: str, whole: bool = True, **settings: Any) -> DiffusionPipeline:

@@ -52,7 +52,7 @@ class Region:
         """From now on, `module.compile` is about the region, as `compile_repeated_blocks` calls it."""
         module.compile = self.compile
         if module._compiled_call_impl is not None:
-            self.settings = _compiled.pop(module)[0]
+            self.settings = _compiled[module][0]
             module._compiled_call_impl = None
 
     def compile(self, **settings: Any) -> None:
@@ -65,7 +65,7 @@ class Region:
 
     def give_back(self, module: nn.Module) -> None:
         """The block is compiled as if there had never been merging."""
-        del module.compile
+        vars(module).pop("compile", None)
         if self.settings is not None:
             module.compile(**self.settings)
             _compiled[module] = (self.settings, module._compiled_call_impl)

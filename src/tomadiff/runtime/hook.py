@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from diffusers.hooks import HookRegistry, ModelHook
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.models import Call, PerTokenArg, Site
@@ -26,6 +25,7 @@ from .planner import BLOCK_INPUT, Planner
 from .sequence import Merged, picture, with_image_tokens
 from .sites import Place
 from .state import State
+from .undo import Snapshot, drop_pre_hook
 
 HOOK = "tomadiff"  # our name in diffusers' hook registries
 
@@ -76,7 +76,8 @@ class SiteHook(ModelHook):
         self.planner = Planner(state, place, self.argument)
         self.run = Run([self])
         self.attentions = [module for module in place.module.modules() if hasattr(module, "processor")]
-        self.projections: dict[nn.Module, RemovableHandle] = {}  # whose input becomes merged tokens
+        self.projections: set[nn.Module] = set()  # whose input becomes merged tokens
+        self.undo: Snapshot | None = None  # while it is put on the module, or taken off
         self.number = compile.number(self)
         self.region = compile.Region()
         # in this call
@@ -96,32 +97,39 @@ class SiteHook(ModelHook):
 
     def register(self) -> None:
         module = self.place.module
+        self.undo = Snapshot(module)
         HookRegistry.check_if_exists_or_initialize(module).register_hook(self, HOOK)
         self.forward = self.fn_ref.forward
         if not self.site.path:
             self.region.take(module)
+        self.undo = None
 
     def __reduce__(self) -> Any:
         raise TypeError("a model with tomadiff on it can't be pickled: call tomadiff.remove first")
 
     def settle(self) -> None:
-        """Stay in place: diffusers, taking a hook off from under ours, puts what is left in our place."""
-        if self.fn_ref.forward is not self.forward:
-            self.fn_ref.original_forward, self.fn_ref.forward = self.fn_ref.forward, self.forward
+        """Before each call: what others did to the module since the last one."""
+        self._stay_in_place()
         self.region.settle(self.fn_ref.original_forward)
         # adapters may have put themselves in a projection's place since the last call
         projections = {getattr(self.place.module, name) for name in self.site.keys_projections}
-        if projections != set(self.projections):
+        if projections != self.projections:
             self._let_go()
-            self.projections = {each: each.register_forward_pre_hook(self._instead) for each in projections}
+            self.projections = projections  # before they have the hook, so that an interrupt loses none
+            for each in projections:
+                each.register_forward_pre_hook(self._instead)
 
     def unregister(self) -> None:
-        """Nothing happens where it is not on."""
-        module, registry = self.place.module, getattr(self.place.module, "_diffusers_hook", None)
-        if registry is None or HOOK not in registry.hooks:
-            return
-        self.settle()
+        """Nothing happens where it is not on; what is half on, or half off, goes."""
         self._let_go()
+        if self.undo is not None:
+            self.undo.restore()
+            self.undo = None
+        module, registry = self.place.module, getattr(self.place.module, "_diffusers_hook", None)
+        if registry is None or registry.hooks.get(HOOK) is not self:
+            return
+        self._stay_in_place()
+        self.undo = Snapshot(module)
         around = registry._fn_refs[registry._hook_order.index(HOOK) + 1 :][:1]
         forwards = [outer.forward for outer in around]
         registry.remove_hook(HOOK, recurse=False)
@@ -134,11 +142,17 @@ class SiteHook(ModelHook):
                 del module.forward  # the registry put the class's own method there
         if not self.site.path:
             self.region.give_back(module)
+        self.undo = None
+
+    def _stay_in_place(self) -> None:
+        """When diffusers removes a hook from under ours, it puts what is left in our place."""
+        if self.fn_ref.forward is not self.forward:
+            self.fn_ref.original_forward, self.fn_ref.forward = self.fn_ref.forward, self.forward
 
     def _let_go(self) -> None:
-        for handle in self.projections.values():
-            handle.remove()
-        self.projections = {}
+        for projection in self.projections:
+            drop_pre_hook(projection, self._instead)
+        self.projections = set()
 
     def inside(self) -> list[str]:
         """The hooks that others put on the module before ours."""

@@ -14,6 +14,7 @@ from tomadiff.errors import UnsupportedModelError
 from tomadiff.models import FAMILIES
 
 from .session import Session
+from .undo import drop_pre_hook
 
 SESSION = "_tomadiff"  # the model's attribute that holds its Session
 
@@ -68,16 +69,11 @@ def attach(session: Session) -> None:
     model = session.model
     setattr(model, SESSION, session)  # first, so that whatever an interrupt leaves can be found and taken off
     try:
-        for hook in session.sites:
-            hook.register()
-        session.watch_block_inputs()
-        # hooks hold on to the very modules they are on, so a copy has to be made without them
-        model.__deepcopy__ = functools.partial(_copy, session)
+        _add_hooks(session)
         # Around all that is on the model: its hooks, a cache, offloading, what `model.compile()` made of it.
         # Torch calls this attribute instead of the module; offloading replaces `forward`, but not this.
         session.compiled = model._compiled_call_impl
         model._compiled_call_impl = session
-        model.compile = session.compile
     except BaseException:
         detach(session)
         raise
@@ -87,16 +83,31 @@ def detach(session: Session) -> None:
     """Take a session off its model, or what there is of it, and leave nothing behind."""
     model = session.model
     if model._compiled_call_impl is session:
-        del model._compiled_call_impl
-        if session.compiled is not None:
+        if session.compiled is None:
+            del model._compiled_call_impl
+        else:
             model._compiled_call_impl = session.compiled
-    while session.handles:
-        session.handles[-1].remove()
-        session.handles.pop()
+    _remove_hooks(session)
+    vars(model).pop(SESSION, None)  # last: until then, it can be found again
+
+
+def _add_hooks(session: Session) -> None:
+    for hook in session.sites:
+        hook.register()
+    session.watch_block_inputs()
+    # hooks hold on to the very modules they are on, so a copy has to be made without them
+    session.model.__deepcopy__ = functools.partial(_copy, session)
+    session.model.compile = session.compile
+
+
+def _remove_hooks(session: Session) -> None:
+    while session.watched:
+        drop_pre_hook(*session.watched[-1])
+        session.watched.pop()
     for hook in session.sites:
         hook.unregister()
-    for name in ("compile", "__deepcopy__", SESSION):  # the last one last: until then, it can be found again
-        vars(model).pop(name, None)
+    for name in ("compile", "__deepcopy__"):
+        vars(session.model).pop(name, None)
 
 
 @contextlib.contextmanager
@@ -111,12 +122,20 @@ def attached(session: Session) -> Iterator[None]:
 
 def _copy(session: Session, memo: dict[int, Any]) -> nn.Module:
     """`copy.deepcopy` of the model: the same settings on a model, and in a pipeline, of its own."""
-    with session.guard.alone():  # no call is under way, and whoever wants to begin one waits
-        detach(session)
+    with session.guard.alone():
+        _remove_hooks(session)
         try:
+            # The session itself stays, or a thread that calls the model now would find it bare instead of
+            # waiting for us. Of the copy it is no part.
+            memo[id(session)] = None
             twin = copy.deepcopy(session.model, memo)
+            vars(twin).pop(SESSION)
         finally:
-            attach(session)
+            try:
+                _add_hooks(session)
+            except BaseException:
+                detach(session)
+                raise
     pipeline = session.state.clock.pipeline and session.state.clock.pipeline()
     copied = Session(twin, session.family, session.config, memo.get(id(pipeline)))
     copied.made_for = session.made_for

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from tomadiff.config import Config
 from tomadiff.errors import ConfigError, UnsupportedModelError
@@ -53,7 +52,7 @@ class Session:
         self.generation: Generation | None = None
         self.trial: bool | None = None  # while auto measures, whether this call is dense; it is no step
         self.answers: dict[autotune.Situation, autotune.Answer] = {}  # what auto found
-        self.handles: list[RemovableHandle] = []  # of hooks beside those of sites
+        self.watched: list[tuple[nn.Module, Callable[..., None]]] = []  # blocks, with what sees their input
         self.counts = Counts()  # for the report
 
     # a compiler that follows a call of the model must not follow what happens around it
@@ -131,7 +130,8 @@ class Session:
         wholes = {part.name: part.whole or Site("block") for part in self.family.blocks}
         for block, hook in inside.items():
             keep = functools.partial(hook.before_block, wholes[type(block).__name__], parameter_names(block))
-            self.handles.append(block.register_forward_pre_hook(keep, with_kwargs=True))
+            self.watched.append((block, keep))  # before it is on, so that an interrupt loses none
+            block.register_forward_pre_hook(keep, with_kwargs=True)
 
     def forget(self) -> None:
         """Let go of all tensors; whatever comes next is a new generation."""
