@@ -65,13 +65,19 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 import tomadiff
 from tomadiff.errors import ConfigError
 
-# every family as it is by default, and other depths on a UNet and on a transformer
+# every family as it is by default and with merged keys, and other depths on a UNet and on transformers
 PAIRS = [
     *(("sd1", "span"), ("sdxl", "span"), ("sd3", "span"), ("flux", "span")),
-    *(("sdxl", "module"), ("sd1", "kv"), ("flux", "block"), ("sd3", "module"), ("flux", "kv")),
+    *(("sd1", "kv"), ("sdxl", "kv"), ("sd3", "kv"), ("flux", "kv")),
+    *(("sdxl", "module"), ("flux", "block"), ("sd3", "module")),
 ]
 UNETS = [pair for pair in PAIRS if pair[0] in ("sd1", "sdxl")]
 Draw = Callable[[], Tensor]
+
+
+def at(where: str) -> dict[str, Any]:
+    """Settings: where only keys are merged, they should be weighed."""
+    return {"where": where, "weigh_keys": where == "kv"}
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -145,14 +151,14 @@ def test_a_lora_acts_on_merged_tokens_alike_before_and_after_apply_and_comes_off
     weights, pipe = lora(name), make(name)
     run: Draw = lambda: draw(pipe, seeds=(0, 1))  # noqa: E731
     dense = run()
-    tomadiff.apply(pipe, where=where)
+    tomadiff.apply(pipe, **at(where))
     plain = run()
     tomadiff.remove(pipe)
     pipe.load_lora_weights(dict(weights))
-    loaded_before = check(pipe, run, where=where)
+    loaded_before = check(pipe, run, **at(where))
     assert distance(loaded_before, plain) > 1e-3, "the LoRA changes the merged picture"
     pipe.unload_lora_weights()
-    tomadiff.apply(pipe, where=where)
+    tomadiff.apply(pipe, **at(where))
     assert torch.equal(run(), plain)
     pipe.load_lora_weights(dict(weights))
     assert mostly_alike(run(), loaded_before)
@@ -231,8 +237,8 @@ def test_controlnet_pipelines_are_merged_and_obey_their_control(name: str, where
         torch.manual_seed(0)  # SD3's encodes the control with noise that no generator can be given for
         return pipe(**prompt(pipe), **{control: picture(seed)}, **size).images
 
-    merged = check(pipe, run, where=where)
-    tomadiff.apply(pipe, where=where)
+    merged = check(pipe, run, **at(where))
+    tomadiff.apply(pipe, **at(where))
     assert distance(run(1), merged) > 1e-4, "another control, another picture"
 
 
@@ -296,10 +302,10 @@ def test_an_ip_adapter_acts_on_merged_tokens_alike_before_and_after_apply(name: 
         return draw(pipe, **images)
 
     load(pipe)
-    check(pipe, lambda: run(pipe), where=where)
-    other = tomadiff.apply(make(name), where=where)
+    check(pipe, lambda: run(pipe), **at(where))
+    other = tomadiff.apply(make(name), **at(where))
     load(other)
-    tomadiff.apply(pipe, where=where)
+    tomadiff.apply(pipe, **at(where))
     before, after = (torch.cat([run(each, seed) for seed in (0, 1, 2)]) for each in (pipe, other))
     assert mostly_alike(before, after)
     assert distance(after[0], after[1]) > 1e-4, "another image, another picture"
@@ -425,8 +431,8 @@ def test_perturbed_attention_guidance_guides_merged_pictures(name: str, where: s
         size = {"height": 128, "width": 128}
         return pipe(**prompt(pipe), **size, pag_scale=scale).images
 
-    merged = check(pipe, run, where=where)
-    tomadiff.apply(pipe, where=where)
+    merged = check(pipe, run, **at(where))
+    tomadiff.apply(pipe, **at(where))
     assert distance(run(1.0), merged) > 1e-4
 
 
@@ -484,28 +490,28 @@ def test_guidance_may_end_on_the_way(name: str, settings: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize(("name", "where"), UNETS)
 def test_attention_in_slices_gives_the_same_picture(name: str, where: str) -> None:
-    pipe = tomadiff.apply(make(name), where=where)
+    pipe = tomadiff.apply(make(name), **at(where))
     seeds = (0, 1, 2)
     whole = draw(pipe, seeds)
     pipe.enable_attention_slicing(1)
     assert mostly_alike(draw(pipe, seeds), whole)
     assert reduced(pipe)
     tomadiff.remove(pipe)
-    check(pipe, lambda: draw(pipe), where=where)
+    check(pipe, lambda: draw(pipe), **at(where))
 
 
 @pytest.mark.parametrize(("name", "where"), PAIRS)
 def test_attention_backends_can_be_chosen(name: str, where: str) -> None:
     pipe = make(name)
     seeds = (0, 1, 2)
-    tomadiff.apply(pipe, where=where)
+    tomadiff.apply(pipe, **at(where))
     default = draw(pipe, seeds)
     with attention_backend():  # set_attention_backend changes that of the whole process, too
         denoiser(pipe).set_attention_backend("_native_math")
     assert mostly_alike(draw(pipe, seeds), default)
     assert reduced(pipe)
     tomadiff.remove(pipe)
-    check(pipe, lambda: draw(pipe), where=where)
+    check(pipe, lambda: draw(pipe), **at(where))
 
 
 # -- offloading --------------------------------------------------------------------------------------------
@@ -519,28 +525,31 @@ def test_models_are_offloaded_layer_by_layer(name: str, order: str, where: str) 
     call = bare_call(model)
     with torch.no_grad():
         dense = model(**call)[0]
-        merged = tomadiff.apply(model, where=where)(**call)[0]
+        merged = tomadiff.apply(model, **at(where))(**call)[0]
         tomadiff.remove(model)
         if order == "after":
-            tomadiff.apply(model, where=where)
+            tomadiff.apply(model, **at(where))
         accelerate.cpu_offload(model, torch.device("cpu"))
         if order == "before":
-            tomadiff.apply(model, where=where)
+            tomadiff.apply(model, **at(where))
         assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
         assert torch.equal(model(**call)[0], merged) and reduced(model)
         assert torch.equal(tomadiff.remove(model)(**call)[0], dense)
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_models_are_offloaded_as_a_whole(pipe: DiffusionPipeline, order: str) -> None:
+@pytest.mark.parametrize("settings", [{}, {"ratio": 0.5, "where": "kv", "weigh_keys": True}], ids=str)
+def test_models_are_offloaded_as_a_whole(
+    pipe: DiffusionPipeline, order: str, settings: dict[str, Any]
+) -> None:
     dense = draw(pipe)
-    merged = draw(tomadiff.apply(pipe))
+    merged = draw(tomadiff.apply(pipe, **settings))
     tomadiff.remove(pipe)
     if order == "after":
-        tomadiff.apply(pipe)
+        tomadiff.apply(pipe, **settings)
     pipe.enable_model_cpu_offload(device="cpu")  # without a GPU, from memory to memory
     if order == "before":
-        tomadiff.apply(pipe)
+        tomadiff.apply(pipe, **settings)
     for _ in range(2):  # its hooks are made anew after each generation
         assert torch.equal(draw(pipe), merged)
     assert reduced(pipe)
@@ -558,7 +567,7 @@ def test_models_are_offloaded_in_groups(name: str, level: str, order: str) -> No
     offload |= {"num_blocks_per_group": 1} if level == "block_level" else {}
     where = "block" if (name, level) == ("flux", "block_level") else "span"
     dense = draw(pipe)
-    merged = draw(tomadiff.apply(pipe, where=where))
+    merged = draw(tomadiff.apply(pipe, **at(where)))
     tomadiff.remove(pipe)
     if order == "after":
         tomadiff.apply(pipe)
@@ -634,10 +643,10 @@ def test_deepcache_goes_on_and_off_in_any_order(name: str, where: str) -> None:
     helper.set_params(cache_interval=2, cache_branch_id=0)
     helper.enable()
     cached = run()
-    both = check(pipe, run, where=where)
+    both = check(pipe, run, **at(where))
     helper.disable()
-    merged = check(pipe, run, where=where)
-    tomadiff.apply(pipe, where=where)
+    merged = check(pipe, run, **at(where))
+    tomadiff.apply(pipe, **at(where))
     helper.enable()
     assert torch.equal(run(), both), "in either order"
     assert min(distance(both, other) for other in (dense, cached, merged)) > 1e-4
@@ -665,11 +674,11 @@ def test_cache_dit_goes_on_and_off_in_any_order(name: str, where: str) -> None:
     dense = run()
     with cached_by_cache_dit(pipe):
         cached = run()
-        both = check(pipe, run, where=where)
+        both = check(pipe, run, **at(where))
         if where == "span":  # what it looks at after the first block has to be whole
             assert torch.equal(check(pipe, run, where="block"), both)
-    merged = check(pipe, run, where=where)
-    tomadiff.apply(pipe, where=where)
+    merged = check(pipe, run, **at(where))
+    tomadiff.apply(pipe, **at(where))
     with cached_by_cache_dit(pipe):
         assert torch.equal(run(), both), "in either order"
     assert min(distance(both, other) for other in (dense, cached, merged)) > 1e-4

@@ -9,7 +9,7 @@ import pytest
 import torch
 from comparison import mostly_alike
 from pipelines import draw, make
-from tiny import build, tiny
+from tiny import build, run, tiny
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -89,6 +89,18 @@ def test_inductor_gives_the_same_result(name: str) -> None:
     assert graphs() == 2
 
 
+@pytest.mark.parametrize("name", ["sd3", "prx"])
+def test_what_happens_at_the_call_of_attention_is_outside_of_compiled_graphs(name: str) -> None:
+    """In SD3 that is weighing keys, in PRX merging them; a full graph can't be had, and says why."""
+    model = build(tiny(name))
+    tomadiff.apply(model, ratio=0.5, where="kv", weigh_keys=True)
+    expected = run(model, tiny(name))
+    torch.testing.assert_close(run(torch.compile(model, backend="eager"), tiny(name)), expected)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="at the call of attention"):
+        run(torch.compile(model, backend="eager", fullgraph=True), tiny(name))
+
+
 def test_a_new_size_is_compiled_once() -> None:
     model = tomadiff.apply(shallow("flux"), **SETTINGS)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -106,6 +118,7 @@ def test_a_new_size_is_compiled_once() -> None:
     "settings",
     [
         {"where": "kv"},
+        {"where": "kv", "weigh_keys": True},
         {"where": "module"},
         {"where": "block", "weigh_keys": True, "share": "kind"},
         {"where": "block", "region_size": 5, "shift": True},  # regions that don't divide the grid

@@ -72,7 +72,8 @@ def called(
 ) -> Any:
     """All that the model returns."""
     call = case.call(model, grid or grid_of(case), seeds, time)
-    if "return_dict" in inspect.signature(type(model).forward).parameters:
+    inner = getattr(model, "_orig_mod", model)  # of a compiled one
+    if "return_dict" in inspect.signature(type(inner).forward).parameters:
         call["return_dict"] = False
     return model(**call)
 

@@ -1,0 +1,306 @@
+"""Time of attention and of its block against the size of the picture: dense, on merged keys, and by ToDo.
+
+python benchmarks/long_sequences.py --out long.jsonl
+
+prints the table of docs/benchmarks.md. Blocks have their true width and random weights; one of each model is
+built. Times are the processor's, on one thread: other work on the machine counts as little as it can. A plan
+is made in every sixth step, as by default, so that a sixth of its time counts. What is in the file is not
+measured again: an interrupted run goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from diffusers import (
+    FluxTransformer2DModel,
+    SD3Transformer2DModel,
+    UNet2DConditionModel,
+    WanTransformer3DModel,
+)
+from torch import nn
+
+import tomadiff
+from tomadiff.config import Config
+from tomadiff.methods import METHODS
+from tomadiff.runtime.machine import processor
+from tomadiff.tools.bench.architectures import ARCHITECTURES
+from tomadiff.tools.drawing import markdown
+
+KV: dict[str, Any] = {"where": "kv", "weigh_keys": True, "dense_blocks": 0}
+WAYS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "kv 0.75": {**KV, "ratio": 0.75},
+    "kv 0.9": {**KV, "ratio": 0.9},
+    "ToDo 0.75": {"method": "todo", "ratio": 0.75},
+}
+FEW = 5000  # tokens up to which there are several rounds
+ROUNDS = 3
+PLAN_STEPS = 6  # that a plan is kept for
+
+Grid = tuple[int, ...]
+
+
+class Measured(NamedTuple):
+    """One block of a model."""
+
+    title: str
+    config: dict[str, Any]  # of the model, with one block
+    build: Callable[..., nn.Module]
+    call: Callable[[nn.Module, Grid], dict[str, Any]]  # the model's arguments for a grid of tokens
+    block: str  # names of the block's and of its self-attention's classes of module
+    attentions: tuple[str, ...]
+    sizes: dict[str, Grid]
+
+
+def squares(*sides: int) -> dict[str, Grid]:
+    """Of pictures, at 16 pixels a token."""
+    return {f"{side} x {side}": (side // 16, side // 16) for side in sides}
+
+
+def unet_call(model: nn.Module, grid: Grid) -> dict[str, Any]:
+    text = torch.randn(1, 77, model.config.cross_attention_dim)
+    return {"sample": torch.randn(1, 4, *grid), "timestep": 500, "encoder_hidden_states": text}
+
+
+def sd3_call(model: nn.Module, grid: Grid) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.randn(1, 16, 2 * grid[0], 2 * grid[1]),
+        "encoder_hidden_states": torch.randn(1, 333, model.config.joint_attention_dim),
+        "pooled_projections": torch.randn(1, model.config.pooled_projection_dim),
+        "timestep": torch.tensor([500.0]),
+    }
+
+
+def flux_call(model: nn.Module, grid: Grid) -> dict[str, Any]:
+    rows, columns = torch.meshgrid(*map(torch.arange, grid), indexing="ij")
+    return {
+        "hidden_states": torch.randn(1, grid[0] * grid[1], model.config.in_channels),
+        "encoder_hidden_states": torch.randn(1, 512, model.config.joint_attention_dim),
+        "pooled_projections": torch.randn(1, model.config.pooled_projection_dim),
+        "timestep": torch.tensor([0.5]),
+        "guidance": torch.tensor([3.5]),
+        "img_ids": torch.stack([0 * rows, rows, columns], dim=-1).flatten(0, 1),
+        "txt_ids": torch.zeros(512, 3),
+    }
+
+
+def wan_call(model: nn.Module, grid: Grid) -> dict[str, Any]:
+    frames, rows, columns = grid
+    return {
+        "hidden_states": torch.randn(1, 16, frames, 2 * rows, 2 * columns),
+        "timestep": torch.tensor([500]),
+        "encoder_hidden_states": torch.randn(1, 512, model.config.text_dim),
+    }
+
+
+WAN = ARCHITECTURES["wan-1.3b"].config | {"num_layers": 1}
+VIDEOS = {f"832 x 480, {4 * frames - 3} frames": (frames, 30, 52) for frames in (5, 9, 21)}
+MODELS = {
+    "sdxl": Measured(
+        "SDXL, its finest level with attention",
+        {
+            "block_out_channels": (640,),
+            "down_block_types": ("CrossAttnDownBlock2D",),
+            "mid_block_type": None,
+            "up_block_types": ("UpBlock2D",),
+            "layers_per_block": 1,
+            "attention_head_dim": 10,  # in UNets, the number of heads
+            "cross_attention_dim": 2048,
+            "use_linear_projection": True,
+        },
+        UNet2DConditionModel,
+        unet_call,
+        "BasicTransformerBlock",
+        ("attn1",),
+        squares(1024, 1536, 2048, 3072),
+    ),
+    "sd35": Measured(
+        "SD 3.5 Medium, a block with two attentions",
+        ARCHITECTURES["sd35-medium"].config | {"num_layers": 1, "dual_attention_layers": (0,)},
+        SD3Transformer2DModel,
+        sd3_call,
+        "JointTransformerBlock",
+        ("attn", "attn2"),
+        squares(1024, 1536, 2048),
+    ),
+    "flux": Measured(
+        "Flux.1, a single block",
+        ARCHITECTURES["flux-dev"].config | {"num_layers": 0, "num_single_layers": 1},
+        FluxTransformer2DModel,
+        flux_call,
+        "FluxSingleTransformerBlock",
+        ("attn",),
+        squares(1024, 1536, 2048),
+    ),
+    "wan": Measured(
+        "Wan 2.1 1.3B", WAN, WanTransformer3DModel, wan_call, "WanTransformerBlock", ("attn1",), VIDEOS
+    ),
+    "wan14": Measured(
+        "Wan 2.1 14B",
+        WAN | {"num_attention_heads": 40, "ffn_dim": 13824},
+        WanTransformer3DModel,
+        wan_call,
+        "WanTransformerBlock",
+        ("attn1",),
+        dict(list(VIDEOS.items())[:1]),
+    ),
+}
+
+
+class Clock:
+    """Seconds of the processor in a module, added up."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        self.seconds = self._start = 0.0
+        for module in modules:
+            module.register_forward_pre_hook(lambda *_: self._begin())
+            module.register_forward_hook(lambda *_: self._end())
+
+    def _begin(self) -> None:
+        self._start = time.process_time()
+
+    def _end(self) -> None:
+        self.seconds += time.process_time() - self._start
+
+
+class Peak:
+    """Megabytes that the process takes up at most, above what it takes up before; Linux only."""
+
+    def __enter__(self) -> Peak:
+        Path("/proc/self/clear_refs").write_text("5")
+        self.before = self._read("VmRSS")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.megabytes = (self._read("VmHWM") - self.before) / 1024
+
+    @staticmethod
+    def _read(what: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(what))
+
+
+def build(name: str) -> tuple[nn.Module, Clock, Clock]:
+    """A model with one block, and clocks on the block and on its self-attention."""
+    measured = MODELS[name]
+    torch.manual_seed(0)
+    model = measured.build(**measured.config).eval()
+    block = next(module for module in model.modules() if type(module).__name__ == measured.block)
+    return model, Clock(block), Clock(*(getattr(block, path) for path in measured.attentions))
+
+
+@torch.inference_mode()
+def measure(name: str, model: nn.Module, clocks: tuple[Clock, Clock], grid: Grid, way: str) -> dict[str, Any]:
+    """Seconds of the block, of its attention and of a plan, and the memory that the call takes."""
+    settings, measured = WAYS[way], MODELS[name]
+    call = measured.call(model, grid)
+    if settings:
+        tomadiff.apply(model, **settings)
+    for clock in clocks:
+        clock.seconds = 0.0
+    with Peak() as peak:
+        model(**call)
+    tomadiff.remove(model)
+    block, attention = (clock.seconds for clock in clocks)
+    plan = planning(model, grid, settings) * len(measured.attentions) if settings else 0.0
+    spared = plan * (1 - 1 / PLAN_STEPS) if "method" not in settings else 0.0
+    return {
+        "block": block - spared,
+        "attention": attention - spared,
+        "plan": plan,
+        "megabytes": peak.megabytes,
+    }
+
+
+def planning(model: nn.Module, grid: Grid, settings: dict[str, Any]) -> float:
+    config, model_config = Config(**settings), dict(model.config)
+    heads = model_config.get("num_attention_heads")
+    width = heads * model_config["attention_head_dim"] if heads else model_config["block_out_channels"][0]
+    features = torch.randn(1, torch.Size(grid).numel(), width)
+    start = time.process_time()
+    METHODS[config.method](features, grid, config.ratio, config).log_sizes()
+    return time.process_time() - start
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Seconds of dense ones, and how many times faster others are: medians over rounds."""
+    columns: dict[str, list[str]] = {"": [], "size": [], "tokens": []}
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["model"], row["size"]), []).append(row)
+    cells: list[dict[str, str]] = []
+    for (name, size), group in found.items():
+        rounds: dict[int, dict[str, Any]] = {}
+        for row in group:
+            rounds.setdefault(row["round"], {})[row["way"]] = row
+        complete = [one for one in rounds.values() if len(one) == len(WAYS)]
+        if not complete:
+            continue
+        cell = {"": MODELS[name].title, "size": size, "tokens": f"{group[0]['tokens']:,}"}
+        dense = {
+            part: statistics.median(one["dense"][part] for one in complete) for part in ("attention", "block")
+        }
+        cell["dense attention"] = f"{dense['attention']:.2f} s ({dense['attention'] / dense['block']:.0%})"
+        for way in list(WAYS)[1:]:
+            faster = [
+                f"{statistics.median(one['dense'][part] / one[way][part] for one in complete):.2f}x"
+                for part in ("attention", "block")
+            ]
+            cell[f"{way}: attention, block"] = ", ".join(faster)
+        plan = statistics.median(one["kv 0.75"]["plan"] / one["dense"]["attention"] for one in complete)
+        cell["a plan"] = f"{plan:.1%}"
+        memory = {
+            way: statistics.median(one[way]["megabytes"] for one in complete) for way in ("dense", "kv 0.75")
+        }
+        cell["memory"] = f"{memory['dense']:.0f} / {memory['kv 0.75']:.0f} MB"
+        cells.append(cell)
+    columns = {name: [cell[name] for cell in cells] for name in (cells[0] if cells else columns)}
+    return markdown(columns)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python benchmarks/long_sequences.py", description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--sizes", nargs="+", help="only these, as in the table")
+    parser.add_argument("--out", type=Path, default=Path("long_sequences.jsonl"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+    done = {(row["model"], row["size"], row["round"], row["way"]) for row in rows}
+    todo = [
+        (name, size, number, way)
+        for name in args.models
+        for size, grid in MODELS[name].sizes.items()
+        if not args.sizes or size in args.sizes
+        for number in range(ROUNDS if torch.Size(grid).numel() <= FEW else 1)
+        for way in WAYS
+        if (name, size, number, way) not in done
+    ]
+    built = ""
+    for count, (name, size, number, way) in enumerate(todo, 1):
+        print(f"{count}/{len(todo)} {name}, {size}, {way}", file=sys.stderr, end=" ", flush=True)
+        if built != name:
+            model, *clocks = build(name)
+            built = name
+        grid = MODELS[name].sizes[size]
+        row = {"model": name, "size": size, "round": number, "way": way, "tokens": torch.Size(grid).numel()}
+        row |= measure(name, model, tuple(clocks), grid, way)
+        print(f"attention {row['attention']:.1f} s, block {row['block']:.1f} s", file=sys.stderr, flush=True)
+        rows.append(row)
+        with args.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    print(f"{processor('cpu')}, one thread, fp32")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
