@@ -25,11 +25,13 @@ from pipelines import bare_call, denoiser, make
 
 from tomadiff.core import facility_location
 from tomadiff.models import unet
-from tomadiff.tools.bench import figures
+from tomadiff.tools.bench import figures, models
+from tomadiff.tools.bench.compiled import compiled_contenders
 from tomadiff.tools.bench.contenders import Contender, contender
-from tomadiff.tools.bench.measure import Run, rounds
+from tomadiff.tools.bench.measure import Run, graphs, rounds
 from tomadiff.tools.bench.plot import plot
 from tomadiff.tools.bench.record import Record
+from tomadiff.tools.bench.step import capture
 from tomadiff.tools.cli import main
 from tomadiff.tools.method_spec import pairs, parse
 
@@ -524,6 +526,35 @@ def test_compiling_is_part_of_the_benchmark(capsys: pytest.CaptureFixture[str]) 
     torch.compiler.reset()
     assert main([*SMALL, "--compile", "--repeats", "1", "--no-count", "--methods", "dense", "tomadiff"]) == 0
     assert "compile True" in capsys.readouterr().out
+
+
+def compiled_rounds(pipe: Any, made: list[tuple[Contender, Any]]) -> list[list[Run]]:
+    step = capture(pipe, models.arguments(pipe, (64, 64), guidance=1.0))
+    entries = [replace(entry, call=replace(step, model=denoiser(own))) for entry, own in made]
+    cpu = torch.device("cpu")
+    return list(rounds(None, entries, (64, 64), [0, 1], cpu, False, lambda progress: None))
+
+
+def test_nothing_is_compiled_once_everybody_is_warm() -> None:
+    pipe, todo = make("flux"), [("dense", 0.0), ("tomadiff", 0.5), ("tomadiff", 0.25), ("ideal", 0.5)]
+    weights = {name: weight.data_ptr() for name, weight in denoiser(pipe).named_parameters()}
+    with compiled_contenders(pipe, False, todo, lambda own, method: None, backend="eager") as made:
+        before = graphs()
+        assert len(compiled_rounds(pipe, made)) == 2
+        assert graphs() - before == len(todo)
+        for _, own in made:
+            assert weights == {name: w.data_ptr() for name, w in denoiser(own).named_parameters()}
+    assert not any(hasattr(denoiser(own), "_tomadiff") for _, own in made)
+
+
+def test_a_call_that_was_timed_while_something_was_compiled_is_an_error() -> None:
+    """As every call was, when contenders took turns on one compiled model."""
+    torch.compiler.reset()
+    pipe = make("flux")
+    denoiser(pipe).compile(backend="eager")
+    made = [(contender(denoiser(pipe), None, "tomadiff", 0.5), pipe)]
+    with pytest.raises(ValueError, match="compiled something inside a timed call"):
+        compiled_rounds(pipe, made)
 
 
 # -- the selection loop ------------------------------------------------------------------------------------

@@ -2,15 +2,15 @@
 
 What a site does depends on more than tensors: on the step, on when a plan was made. A
 compiler would follow all that, and compile again whenever it changes. So it sees operators, with tensors in
-and out; the rest happens behind its back, in the same code that runs without a compiler. What lies in
-memory that it may reuse must not be kept there, so copies are made of that.
+and out; the rest happens behind its back, in the same code that runs without a compiler. It writes over what
+operators return as it likes, so they return nothing that anybody else holds: `_owned` sees to it.
 """
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,11 +112,10 @@ def _merge(
         raise UnsupportedModelError(
             f"{hook.place.name} has other tokens than the image's: they can't be merged in compiled code"
         )
-    return (
-        _own(merged.sequence, *tensors),
-        merged.destinations.clone(),
-        merged.key_bias.clone() if weighed else merged.sequence.new_empty(0),
-    )
+    bias = merged.key_bias if weighed else merged.sequence.new_empty(0)
+    held = (*tensors, merged.destinations, bias, *_held(hook))
+    sequence, destinations, bias = _owned((merged.sequence, merged.destinations, bias), held)
+    return sequence, destinations, bias
 
 
 @_merge.register_fake
@@ -133,7 +132,9 @@ def _(
 
 @torch.library.custom_op("tomadiff::alike", mutates_args=(), **TAGS)
 def _alike(site: int, before: int, behind: int, other: Tensor, sequence: Tensor) -> Tensor:
-    return _own(_sites[site].alike(other, _merged(site, before, behind, sequence, other)), other)
+    hook = _sites[site]
+    result = hook.alike(other, _merged(site, before, behind, sequence, other))
+    return _owned([result], (other, sequence, *_held(hook)))[0]
 
 
 @_alike.register_fake
@@ -155,8 +156,8 @@ def _unmerge(
     whole: Tensor,
 ) -> Tensor:
     hook = _sites[site]
-    merged = _merged(site, before, behind, sequence, whole)
-    return _own(hook.unmerge(y, place, last, done, merged), y, sequence, whole)
+    merged, held = _merged(site, before, behind, sequence, whole), (y, sequence, whole, *_held(hook))
+    return _owned([hook.unmerge(y, place, last, done, merged)], held)[0]
 
 
 @_unmerge.register_fake
@@ -210,7 +211,30 @@ def _call(names: str, tensors: Sequence[Tensor]) -> Call:
     return call
 
 
-def _own(result: Tensor, *inputs: Tensor) -> Tensor:
-    """A copy, if it is a view of what went in."""
-    places = [x.untyped_storage().data_ptr() for x in inputs]
-    return result.clone() if result.untyped_storage().data_ptr() in places else result
+def _owned(results: Iterable[Tensor], held: Iterable[Tensor]) -> list[Tensor]:
+    """What operators return, as fake kernels promise it: contiguous, and in memory that nobody else holds."""
+    taken = {x.untyped_storage().data_ptr() for x in held}
+    owned = []
+    for result in results:
+        shared = result.untyped_storage().data_ptr() in taken
+        owned.append(result.clone(memory_format=torch.contiguous_format) if shared else result.contiguous())
+        taken.add(owned[-1].untyped_storage().data_ptr())
+    return owned
+
+
+def _held(hook: SiteHook) -> list[Tensor]:
+    """What a site keeps from one operator, or one step, to the next."""
+    kept, arranged = hook.run.kept, hook.run.arranged
+    tensors = [] if arranged is None else [arranged]
+    return tensors if kept is None else tensors + _tensors(kept.plan)
+
+
+def _tensors(plan: Any) -> list[Tensor]:
+    """Those of a plan, and of a plan inside it."""
+    tensors: list[Tensor] = []
+    for value in vars(plan).values():
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif hasattr(value, "merge"):
+            tensors += _tensors(value)
+    return tensors

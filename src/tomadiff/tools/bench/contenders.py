@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from diffusers import DiffusionPipeline
 from torch import nn
 
 from tomadiff.config import Config
 from tomadiff.models import family_of
-from tomadiff.runtime.registration import attached
+from tomadiff.runtime.registration import attached, denoiser
 from tomadiff.runtime.session import Session
 from tomadiff.tools.method_spec import (
     METHODS,
@@ -35,7 +36,7 @@ class Contender:
     ratio: float  # 0 for dense
     use: Callable[[], AbstractContextManager[Any]] = nullcontext
     patch: Session | None = None  # of what is our own: it lives on from one use to the next
-    call: Callable[[int], Any] | None = None  # instead of everybody's, where it takes fewer steps
+    call: Callable[[int], Any] | None = None  # its call of the model at a step, or its whole generation
 
     @property
     def label(self) -> str:
@@ -70,3 +71,17 @@ def contender(model: nn.Module, pipeline: Any, method: str, ratio: float) -> Con
         config = dataclasses.replace(config, interval=1)
     patch = Session(model, family, config, pipeline)
     return Contender(method, ratio, lambda: attached(patch), patch)
+
+
+@contextmanager
+def in_turns(
+    pipe: DiffusionPipeline,
+    whole: bool,
+    todo: Sequence[tuple[str, float]],
+    prepare: Callable[[DiffusionPipeline, str], None],
+) -> Iterator[list[tuple[Contender, DiffusionPipeline]]]:
+    """All contenders on one and the same pipeline, which `prepare` sees before, for each of them."""
+    for method, _ in todo:
+        prepare(pipe, method)
+    model, target = denoiser(pipe)[0], pipe if whole else None
+    yield [(contender(model, target, method, ratio), pipe) for method, ratio in todo]

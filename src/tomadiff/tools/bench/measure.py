@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo.utils
 
 from tomadiff.core import Schedule
 from tomadiff.runtime.machine import wait_for
@@ -55,7 +56,7 @@ class Progress:
 
 
 def rounds(
-    call: Call,
+    call: Call | None,
     contenders: Sequence[Contender],
     size: tuple[int, int],
     numbers: Sequence[int],
@@ -66,6 +67,8 @@ def rounds(
     flops: dict[str, int] | None = None,
 ) -> Iterator[list[Run]]:
     """Warm everything up, then go round: each item is one round, with a run of every contender in it.
+
+    `call` is that of contenders that have none of their own.
 
     Every other round goes backwards, so that nobody always comes after the same one. In single calls, the
     making of plans that are kept for several steps is timed apart, and figures add its share. In `whole`
@@ -132,12 +135,17 @@ def _timed(
         state.plans.clear()
     before = dict(state.times.seconds) if state else {}
     with contender.use():
-        level = reset_peak(device)
+        level, compiled = reset_peak(device), graphs()
         wait_for(device)
         start = time.perf_counter()
         (contender.call or call)(number + 3)  # steps 0, 1 and 2 were for warming up
         wait_for(device)
         seconds = time.perf_counter() - start
+    if graphs() != compiled:
+        raise ValueError(
+            f"{contender.label}: torch compiled something inside a timed call, so its time means nothing: "
+            "please report this, with the command; without --compile there is nothing to compile"
+        )
     if state and state.times.known:
         known = {part: state.times.seconds[part] - before[part] for part in PARTS}
         spent = {**known}
@@ -155,6 +163,11 @@ def _timed(
         peak_bytes=peak(device),
         level_bytes=level,
     )
+
+
+def graphs() -> int:
+    """How many torch compiled so far."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def reset_peak(device: torch.device) -> int:

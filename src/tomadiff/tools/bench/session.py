@@ -41,7 +41,8 @@ from tomadiff.tools.method_spec import (
 
 from . import expect, figures, models
 from .architectures import ARCHITECTURES
-from .contenders import contender
+from .compiled import compiled_contenders
+from .contenders import Contender, in_turns
 from .measure import Progress, rounds
 from .plot import plot
 from .record import Record, finished_rounds, write_csv
@@ -125,13 +126,6 @@ def pipeline(args: argparse.Namespace) -> DiffusionPipeline:
             args.model, args.depth, DTYPES[args.dtype], args.device, decoder=args.steps is not None
         )
     pipe.set_progress_bar_config(disable=True)
-    if args.compile:
-        # one program for each method; the name of the limit changed between versions
-        for limit in ("recompile_limit", "cache_size_limit"):
-            if hasattr(torch._dynamo.config, limit):
-                setattr(torch._dynamo.config, limit, 256)
-                break
-        denoiser(pipe)[0].compile()
     return pipe
 
 
@@ -157,29 +151,49 @@ def measure_size(
     arguments = models.arguments(pipe, size, args.batch, guidance)
     step = capture(pipe, arguments)
     if not args.no_count:
-        calls = expect.count_all(step, size, todo)
+        counts = expect.count_all(step, size, todo)
         # the roofline can be checked where its peaks can be measured
         device = cpu_device() if (args.device, args.dtype, whole) == ("cpu", "fp32", False) else None
         record.counts = [row for row in record.counts if row["size"] != size]
-        record.counts += expect.rows(calls, size, device)
-    entries = [contender(step.model, pipe if whole else None, *pair) for pair in todo]
+        record.counts += expect.rows(counts, size, device)
+
+    def calls(pipe: DiffusionPipeline, method: str | None = None) -> Callable[[int], Any]:
+        steps = (method and steps_of(method)) or args.steps
+        return partial(generate, pipe, arguments, steps) if whole else replace(step, model=denoiser(pipe)[0])
+
+    def prepare(pipe: DiffusionPipeline, method: str) -> None:
+        calibrate(pipe, method, partial(calls(pipe), 0))
+
+    contenders = compiled_contenders if args.compile else in_turns
+    with contenders(pipe, whole, todo, prepare) as made:
+        entries = [replace(entry, call=calls(own, entry.method)) for entry, own in made]
+        time_all(args, record, pipe, size, todo, entries)
+
+
+def time_all(
+    args: argparse.Namespace,
+    record: Record,
+    pipe: DiffusionPipeline,
+    size: tuple[int, int],
+    todo: Sequence[tuple[str, float]],
+    entries: Sequence[Contender],
+) -> None:
+    """Time contenders at one size, each with its own call, in all rounds that are left."""
+    whole = args.steps is not None
     record.settings |= {entry.label: entry.settings for entry in entries}
     record.keep_steps |= {entry.method: 1 if whole else entry.keeps_plans_for for entry in entries}
-    call: Callable[[int], Any] = partial(generate, pipe, arguments, args.steps) if whole else step
-    for place, entry in enumerate(entries):
-        calibrate(pipe, entry.method, partial(call, 0))
-        if fewer := steps_of(entry.method):
-            entries[place] = replace(entry, call=partial(generate, pipe, arguments, fewer))
     done = finished_rounds(record.runs, size, todo)
     numbers = [number for number in range(args.repeats) if number not in done]
     record.runs = [run for run in record.runs if run.size != size or run.round in done]
     if not numbers:
         return
     progress = partial(tell, f"{size[0]} x {size[1]}")
-    count = partial(counted, pipe) if whole and not args.no_count else None
+    # counting puts hooks on a model, which would be compiled once more without them
+    counts = whole and not args.no_count and not args.compile
+    count = partial(counted, pipe) if counts else None
     flops: dict[str, int] = {}
     device = torch.device(args.device)
-    for runs in rounds(call, entries, size, numbers, device, whole, progress, count, flops):
+    for runs in rounds(None, entries, size, numbers, device, whole, progress, count, flops):
         record.add_work(size, {(entry.method, entry.ratio): flops.get(entry.label) for entry in entries})
         record.runs += runs
         if args.json:
