@@ -25,7 +25,9 @@ from tomadiff.kernels.select import destinations_launch
 
 CPU = torch.device("cpu")
 KERNELS = ("destinations", "merge", "unmerge")
-SHARED = {70: 96, 80: 163, 90: 227}  # KB that a program can have, by compute capability: V100, A100, H100
+# KB that a program can have, by compute capability: V100, T4 and RTX 20, A100, RTX 30, RTX 40 and L40, H100,
+# B200, RTX 50
+SHARED = {70: 96, 75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def launches(
 def main() -> None:
     print("registers of a thread / KB of shared memory / bytes spilled\n")
     print(f"| kernel | threads | {' | '.join(f'sm_{capability}' for capability in SHARED)} |")
-    print("|---|--:|--:|--:|--:|")
+    print("|---|--:" + "|--:" * len(SHARED) + "|")
     for title, kernels, *case in (
         ("64 tokens, fp16", KERNELS, (64, 64), 8, 640, torch.float16),
         ("ragged tiles, fp16", KERNELS, (60, 107), 8, 640, torch.float16),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,10 @@ from pipelines import denoiser, draw, make
 from torch import Tensor
 
 import tomadiff
-from tomadiff import Config, core
+from tomadiff import Config, core, kernels
 from tomadiff.core import Plan, partition, similarity, slot_layout
 from tomadiff.core.select import TIE
-from tomadiff.kernels import LARGEST
+from tomadiff.kernels import LARGEST, probe
 from tomadiff.kernels.merge import merge, unmerge
 from tomadiff.kernels.plan import Fused
 from tomadiff.kernels.select import destinations, facility_location
@@ -207,6 +208,37 @@ def test_regions_of_more_than_a_block_are_merged_as_well() -> None:
     assert_close(merged, plan.merge(plan.regions.arrange(x)), torch.float32)
     expected = plan.unmerge(2 * merged, plan.regions.arrange(x), merged)
     assert_close(unmerge(plan, 2 * merged, x, merged), plan.regions.restore(expected), torch.float32)
+
+
+# -- what is tried before kernels are used -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_kernels_that_do_what_core_does_pass_the_probe(dtype: torch.dtype) -> None:
+    assert probe.difference(CPU, dtype) is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "wrong", "told"),
+    [
+        ("destinations", lambda x, regions, slots: slots.pack(regions.tokens_at(_first(x, slots))), "worse"),
+        ("destinations", lambda x, regions, slots: torch.full((2, slots.kept), -1), "there are not"),
+        ("merge", lambda plan, x, repeats: 1.1 * merge(plan, x), "merge otherwise"),
+        ("unmerge", lambda plan, y, onto, merged, repeats: onto + 0, "unmerge otherwise"),
+    ],
+)
+def test_kernels_that_do_something_else_are_told_and_done_without(
+    kernel: str, wrong: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, kernel, wrong)
+    kernels.works.cache_clear()
+    with pytest.warns(UserWarning, match=f"float32 on cpu {told}|float32 on cpu choose .*{told}"):
+        assert not kernels.works(CPU, torch.float32)
+    kernels.works.cache_clear()
+
+
+def _first(x: Tensor, slots: core.Slots) -> Tensor:
+    return torch.arange(slots.size).expand(len(x) * slots.regions, -1)
 
 
 # -- plans -------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from kernel_resources import SHARED, Compiled, compile_for, launches
 
 from tomadiff.kernels import merge, select
 from tomadiff.kernels.launch import Launch
+from tomadiff.kernels.launch import run as run_launch
 
 
 def test_kernels_equal_core_in_the_interpreter() -> None:
@@ -120,7 +121,7 @@ class OnCuda:
 
 def test_kernels_run_on_cuda_where_triton_works(monkeypatch: pytest.MonkeyPatch) -> None:
     x = OnCuda()
-    monkeypatch.setattr(kernels, "_works", lambda device: True)
+    monkeypatch.setattr(kernels, "works", lambda device, dtype: True)
     monkeypatch.delenv("TOMADIFF_KERNELS", raising=False)
     assert kernels.usable(x, kernels.LARGEST)
     assert not kernels.usable(x, kernels.LARGEST + 1)
@@ -132,10 +133,58 @@ def test_kernels_run_on_cuda_where_triton_works(monkeypatch: pytest.MonkeyPatch)
     assert not kernels.usable(x, 64)
 
 
-def test_a_triton_that_cant_launch_is_told_once_and_done_without() -> None:
+def test_kernels_that_cant_run_are_told_once_and_done_without() -> None:
     device = torch.device("cuda", 99)  # nobody has it
-    with pytest.warns(UserWarning, match="can't launch on cuda:99"):
-        assert not kernels._works(device)
+    with pytest.warns(UserWarning, match="float16 on cuda:99 can't run"):
+        assert not kernels.works(device, torch.float16)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not kernels._works(device)
+        assert not kernels.works(device, torch.float16)
+
+
+# -- launches that are repeated ----------------------------------------------------------------------------
+
+
+def inputs(offset: int, seed: int) -> tuple[torch.Tensor, ...]:
+    """Behind so many tokens of text, whose strides and alignment they have."""
+    generator = torch.Generator().manual_seed(seed)
+    y, merged, onto, x = (
+        torch.randn(2, offset + tokens, 20, generator=generator)[:, offset:] for tokens in (52, 52, 104, 104)
+    )
+    return y, merged, onto, x
+
+
+class Noting:
+    """In the place of a compiled kernel: what it is launched with."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[tuple[int, int, int], tuple]] = []
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        return lambda *values: self.launched.append((grid, values))
+
+
+def test_a_repeated_launch_is_the_one_that_would_be_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Argument by argument; where a trait differs, it is made anew."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # as of tensors on the CPU
+    plan = toma.plan(torch.rand(2, 104, 16), (8, 13), 0.5, Config())
+    compiled, repeats = Noting(), {}
+    monkeypatch.setattr(Launch, "run", lambda launch: compiled)
+    varying = ("x", "less", "onto", "out")
+    for seed, offset, known in ((0, 0, 0), (1, 0, 1), (2, 0, 2), (3, 5, 2), (4, 5, 3), (5, 0, 4)):
+        tensors = inputs(offset, seed)
+        y, merged, onto, x = tensors
+        fresh = merge.unmerge_launch(plan, y, onto, merged, x)
+        run_launch(repeats, "unmerge", varying, tensors, lambda fresh=fresh: fresh)
+        assert len(compiled.launched) == known
+        if known:
+            grid, values = compiled.launched[-1]
+            expected = [fresh.arguments[name] for name in fresh.kernel.arg_names]
+            if seed not in (0, 3):
+                assert grid == fresh.grid
+                assert all(a is b or a == b for a, b in zip(values, expected, strict=True))
+    assert len(repeats) == 2
+    held = [
+        value for repeat in repeats.values() for value in repeat.values if isinstance(value, torch.Tensor)
+    ]
+    assert not any(value.shape[-1] == 20 for value in held), "tokens must not be held on to"

@@ -36,19 +36,23 @@ def usable(x: Tensor, region: int) -> bool:
             f"TOMADIFF_KERNELS=1 can't be honoured on {x.device}: kernels run on CUDA (and, with "
             "TRITON_INTERPRET=1, very slowly elsewhere); leave it out"
         )
-    return wish == "1" or (x.is_cuda and _works(x.device))
+    return wish == "1" or (x.is_cuda and works(x.device, x.dtype))
 
 
 @lru_cache
-def _works(device: torch.device) -> bool:
-    """Whether Triton is there and can launch anything on a device. If it is there and can't, that is told."""
+def works(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether Triton is there, and the kernels do on a device what core does; if not, that is told, once."""
     if importlib.util.find_spec("triton") is None:
         return False
+    kind = str(dtype).removeprefix("torch.")
     try:
-        from .launch import probe
+        from .probe import difference
 
-        probe(device)
-    except Exception as error:  # no C compiler, too old a GPU or a driver: everything works without, slower
-        warnings.warn(f"Triton can't launch on {device}, so merging does without: {error}", stacklevel=2)
-        return False
-    return True
+        wrong = difference(device, dtype)
+    except Exception as error:  # no C compiler, a GPU that is too old for a type, a driver
+        wrong = f"can't run: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}"
+    if wrong is not None:
+        warnings.warn(
+            f"Triton kernels in {kind} on {device} {wrong}. Merging does without them, slower", stacklevel=2
+        )
+    return wrong is None

@@ -5,29 +5,40 @@ Both are the same act: rows are gathered, multiplied by the matrix of their regi
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tomadiff.core import Plan
 
-from .launch import Launch, block
+from .launch import Launch, Repeats, block, run
 
 # larger blocks run out of registers where there are no tensor cores: fp32 without TF32, and Volta
 ROWS, CHANNELS = 32, 64
 
 
-def merge(plan: Plan, x: Tensor) -> Tensor:
+def merge(plan: Plan, x: Tensor, repeats: Repeats | None = None) -> Tensor:
     """plan.merge(plan.regions.arrange(x)): tokens of the image, [B, N, C], into merged ones, [B, K, C]."""
+    x = _readable(x)
     merged = x.new_empty(len(x), plan.slots.kept, x.shape[-1])
-    merge_launch(plan, x, merged).run()
+    run(repeats, "merge", ("x", "out"), (x, merged), lambda: merge_launch(plan, x, merged))
     return merged
 
 
-def unmerge(plan: Plan, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
+def unmerge(
+    plan: Plan,
+    y: Tensor,
+    onto: Tensor | None = None,
+    merged: Tensor | None = None,
+    repeats: Repeats | None = None,
+) -> Tensor:
     """plan.regions.restore(plan.unmerge(y, onto, merged)), with `onto` [B, N, C] in the image's order too."""
+    y, onto, merged = _readable(y), _readable(onto), _readable(merged)
     x = y.new_empty(len(y), plan.regions.tokens, y.shape[-1])
-    unmerge_launch(plan, y, onto, merged, x).run()
+    varying, tensors = ("x", "less", "onto", "out"), (y, merged, onto, x)
+    run(repeats, "unmerge", varying, tensors, lambda: unmerge_launch(plan, y, onto, merged, x))
     return x
 
 
@@ -54,7 +65,6 @@ def _launch(
     """out[out_rows] = onto[out_rows] + weights @ (x - less)[x_rows], region by region, where out_real."""
     groups, outer, inner = weights.shape
     samples, _, channels = x.shape
-    x, less, onto = _readable(x), _readable(less), _readable(onto)
     blocks = {
         "OUTER": min(block(outer), ROWS),
         "INNER": min(block(inner), ROWS),
@@ -90,7 +100,7 @@ def _strides(name: str, x: Tensor | None, *axes: str) -> dict[str, int]:
     return {f"{name}_{axis}": 0 if x is None else x.stride(i) for i, axis in enumerate(axes)}
 
 
-def _readable(x: Tensor | None) -> Tensor | None:
+def _readable(x: Any) -> Any:
     """The image's part of a sequence is read where it is: only channels have to be neighbours."""
     return x if x is None or x.stride(-1) == 1 else x.contiguous()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from tomadiff.core import Plan, Regions
 
+from .launch import Repeats
 from .merge import merge, unmerge
 
 
@@ -18,6 +19,8 @@ class Fused:
 
     plan: Plan
     regions: Regions  # one: nothing moves
+    # launches with this plan, to be repeated: sites that share it share these
+    repeats: Repeats = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def destinations(self) -> Tensor:
@@ -26,13 +29,13 @@ class Fused:
     def merge(self, x: Tensor) -> Tensor:
         if _trained(x):
             return self.plan.merge(self.plan.regions.arrange(x))
-        return merge(self.plan, x)
+        return merge(self.plan, x, self.repeats)
 
     def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
         if _trained(y, onto, merged):
             arranged = onto if onto is None else self.plan.regions.arrange(onto)
             return self.plan.regions.restore(self.plan.unmerge(y, arranged, merged))
-        return unmerge(self.plan, y, onto, merged)
+        return unmerge(self.plan, y, onto, merged, self.repeats)
 
     def owners(self) -> Tensor:
         return self.plan.owners()

@@ -1,0 +1,68 @@
+"""Whether the kernels do on a device what core does: all of them are run once, in small, and compared."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tomadiff.core import Plan, assign, facility_location, merging_matrix, partition, similarity, slot_layout
+
+from .merge import merge, unmerge
+from .select import destinations
+
+GRID, TILE, CHANNELS = (8, 13), 8, 80  # ragged tiles, and a last block of channels that is cut short
+SCALE = 1000.0
+
+
+def difference(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What is wrong with the kernels in a type, in words; None where nothing is."""
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(2, GRID[0] * GRID[1], CHANNELS, generator=generator) + 0.5).to(device, dtype)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        plan = _plan(x)
+        chosen = destinations(x, plan.regions, plan.slots)
+        if not bool(((chosen >= 0) & (chosen < x.shape[1])).all()):
+            return "choose tokens that there are not"
+        # where two are equally good, rounding may decide for the other one
+        if not torch.allclose(_coverage(x, plan, chosen), _coverage(x, plan, plan.destinations), rtol=1e-4):
+            return "choose worse destinations than core"
+        tokens = plan.regions.arrange(x)
+        merged = plan.merge(tokens)
+        whole = plan.regions.restore(plan.unmerge(2 * merged, tokens, merged))
+        repeats: dict = {}
+        for _ in range(2):  # the second launch takes another way
+            if not _close(merge(plan, x, repeats), merged):
+                return "merge otherwise than core"
+            if not _close(unmerge(plan, 2 * merged, x, merged, repeats), whole):
+                return "unmerge otherwise than core"
+    return None
+
+
+def _plan(x: Tensor) -> Plan:
+    """By core alone."""
+    regions = partition(GRID, "tile", TILE, False, x.device)
+    slots = slot_layout(regions.lengths, 0.5, x.device)
+    split = regions.split(regions.arrange(x))
+    real = None if regions.real is None else regions.real.repeat(len(x), 1)
+    real_slots = None if slots.real is None else slots.real.repeat(len(x), 1)
+    chosen = slots.pack(regions.tokens_at(facility_location(similarity(split), slots.size, real)))
+    picks = regions.places_of(slots.unpack(chosen))
+    assignment = assign(split, picks, SCALE, real, real_slots)
+    merging = merging_matrix(assignment)
+    unmerging = assignment.transpose(1, 2)
+    return Plan(regions, slots, chosen, assignment, merging.to(x.dtype), unmerging.to(x.dtype))
+
+
+def _coverage(x: Tensor, plan: Plan, chosen: Tensor) -> Tensor:
+    """What destinations are chosen for: how similar tokens are to the nearest one, summed up by region."""
+    cosines = similarity(plan.regions.split(plan.regions.arrange(x)))
+    picks = plan.regions.places_of(plan.slots.unpack(chosen))
+    nearest = cosines.gather(1, picks[..., None].expand(-1, -1, cosines.shape[-1])).amax(1)
+    real = plan.regions.real
+    return (nearest if real is None else nearest * real.repeat(len(x), 1)).sum(-1)
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    """Up to the rounding of the type, and the order of sums."""
+    error = 8 * torch.finfo(found.dtype).eps
+    return torch.allclose(found.float(), expected.float(), rtol=error, atol=error)
