@@ -1,9 +1,10 @@
-"""The kernels against core, in Triton's interpreter: kernels/test_kernels.py runs it so."""
+"""The kernels against core, in Triton's interpreter (kernels/test_kernels.py) or on a GPU (tests/gpu)."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from tomadiff.kernels.plan import Fused
 from tomadiff.kernels.select import destinations, facility_location
 from tomadiff.methods import toma
 
-CPU = torch.device("cpu")
+DEVICE = torch.device(os.environ.get("TOMADIFF_TEST_DEVICE", "cpu"))
+torch.set_default_device(DEVICE)
 seeds = st.integers(0, 2**31 - 1)
 dtypes = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 kinds = st.sampled_from(["tile", "stripe"])
@@ -34,7 +36,8 @@ grids = st.one_of(
 
 
 def features(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    """The same on every device."""
+    return torch.randn(*shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu").to(DEVICE)
 
 
 def assert_greedy(picks: Tensor, similarity: Tensor, real: Tensor | None) -> None:
@@ -69,8 +72,8 @@ def test_selection_is_greedy_with_padding_of_any_length(seed: int, n: int, data:
 def test_ties_go_where_core_takes_them(seed: int, n: int, kinds: int, data: st.DataObject) -> None:
     """Cosines of 0 and 1 are summed without rounding, so that nothing but the rule decides."""
     k = data.draw(st.integers(1, n))
-    labels = torch.randint(kinds, (2, n), generator=torch.Generator().manual_seed(seed))
-    s = similarity(torch.eye(kinds)[labels])
+    labels = torch.randint(kinds, (2, n), generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+    s = similarity(torch.eye(kinds)[labels.to(DEVICE)])
     real = torch.arange(n) < torch.tensor([[n], [data.draw(st.integers(1, n))]])
     assert torch.equal(facility_location(s, k), core.facility_location(s, k))
     assert torch.equal(facility_location(s, k, real), core.facility_location(s, k, real))
@@ -87,8 +90,8 @@ def test_destinations_at_the_size_of_a_real_tile_are_cores(dtype: torch.dtype) -
     x = (2 + features(0, 2, 128, 100)).to(dtype)  # cosines near 0.8, and a last block of channels cut short
     config = Config(ratio=0.5)
     expected = toma.plan(x, (8, 16), 0.5, config).destinations
-    regions = partition((8, 16), "tile", 8, False, CPU)
-    assert torch.equal(destinations(x, regions, slot_layout(regions.lengths, 0.5, CPU)), expected)
+    regions = partition((8, 16), "tile", 8, False, DEVICE)
+    assert torch.equal(destinations(x, regions, slot_layout(regions.lengths, 0.5, DEVICE)), expected)
 
 
 @settings(max_examples=15, deadline=None)
@@ -96,8 +99,8 @@ def test_destinations_at_the_size_of_a_real_tile_are_cores(dtype: torch.dtype) -
 def test_destinations_are_greedy_on_any_grid(
     seed: int, grid: tuple, kind: str, shift: bool, ratio: float, dtype: torch.dtype
 ) -> None:
-    regions = partition(grid, kind, 4, shift, CPU)
-    places = slot_layout(regions.lengths, ratio, CPU)
+    regions = partition(grid, kind, 4, shift, DEVICE)
+    places = slot_layout(regions.lengths, ratio, DEVICE)
     x = features(seed, 2, math.prod(grid), 20).to(dtype)
     chosen = destinations(x, regions, places)
     assert chosen.shape == (2, places.kept)
@@ -109,8 +112,8 @@ def test_destinations_are_greedy_on_any_grid(
 
 
 def test_destinations_of_part_of_a_sequence_need_no_copy() -> None:
-    regions = partition((8, 8), "tile", 4, False, CPU)
-    places = slot_layout(regions.lengths, 0.5, CPU)
+    regions = partition((8, 8), "tile", 4, False, DEVICE)
+    places = slot_layout(regions.lengths, 0.5, DEVICE)
     sequence = features(1, 2, 5 + 64, 24)
     part = sequence[:, 5:]
     assert torch.equal(destinations(part, regions, places), destinations(part.clone(), regions, places))
@@ -119,8 +122,8 @@ def test_destinations_of_part_of_a_sequence_need_no_copy() -> None:
 
 
 def test_a_sample_gets_the_destinations_it_would_get_alone() -> None:
-    regions = partition((9, 7), "tile", 4, False, CPU)
-    places = slot_layout(regions.lengths, 0.5, CPU)
+    regions = partition((9, 7), "tile", 4, False, DEVICE)
+    places = slot_layout(regions.lengths, 0.5, DEVICE)
     x = features(2, 3, 63, 16)
     together = destinations(x, regions, places)
     for sample in range(3):
@@ -129,8 +132,8 @@ def test_a_sample_gets_the_destinations_it_would_get_alone() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
 def test_broken_features_still_give_tokens_of_the_image(value: float) -> None:
-    regions = partition((5, 7), "tile", 4, False, CPU)
-    chosen = destinations(torch.full((1, 35, 8), value), regions, slot_layout(regions.lengths, 0.5, CPU))
+    regions = partition((5, 7), "tile", 4, False, DEVICE)
+    chosen = destinations(torch.full((1, 35, 8), value), regions, slot_layout(regions.lengths, 0.5, DEVICE))
     assert ((chosen >= 0) & (chosen < 35)).all()
 
 
@@ -138,8 +141,8 @@ def test_regions_too_large_for_a_program_are_cores() -> None:
     s = similarity(features(3, 1, LARGEST + 1, 8))
     assert torch.equal(facility_location(s, 9), core.facility_location(s, 9))
     with pytest.raises(ValueError, match=str(LARGEST)):
-        regions = partition((1, LARGEST + 1), "global", 8, False, CPU)
-        destinations(features(3, 1, LARGEST + 1, 8), regions, slot_layout(regions.lengths, 0.5, CPU))
+        regions = partition((1, LARGEST + 1), "global", 8, False, DEVICE)
+        destinations(features(3, 1, LARGEST + 1, 8), regions, slot_layout(regions.lengths, 0.5, DEVICE))
 
 
 # -- merging -----------------------------------------------------------------------------------------------
@@ -215,7 +218,7 @@ def test_regions_of_more_than_a_block_are_merged_as_well() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_kernels_that_do_what_core_does_pass_the_probe(dtype: torch.dtype) -> None:
-    assert probe.difference(CPU, dtype) is None
+    assert probe.difference(DEVICE, dtype) is None
 
 
 @pytest.mark.parametrize(
@@ -232,8 +235,8 @@ def test_kernels_that_do_something_else_are_told_and_done_without(
 ) -> None:
     monkeypatch.setattr(probe, kernel, wrong)
     kernels.works.cache_clear()
-    with pytest.warns(UserWarning, match=f"float32 on cpu {told}|float32 on cpu choose .*{told}"):
-        assert not kernels.works(CPU, torch.float32)
+    with pytest.warns(UserWarning, match=f"float32 on {DEVICE} {told}|float32 on {DEVICE} choose .*{told}"):
+        assert not kernels.works(DEVICE, torch.float32)
     kernels.works.cache_clear()
 
 
@@ -246,7 +249,7 @@ def _first(x: Tensor, slots: core.Slots) -> Tensor:
 
 def fused(x: Tensor, grid: tuple[int, ...]) -> tuple[Plan, Fused]:
     plan = toma.plan(x, grid, 0.5, Config(region_size=4))
-    return plan, Fused(plan, partition(grid, "global", 4, False, CPU))
+    return plan, Fused(plan, partition(grid, "global", 4, False, DEVICE))
 
 
 def test_a_fused_plan_is_used_as_any_other() -> None:

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from tomadiff.core import Plan, assign, facility_location, merging_matrix, partition, similarity, slot_layout
+from tomadiff.core import (
+    Plan,
+    Regions,
+    assign,
+    facility_location,
+    merging_matrix,
+    partition,
+    similarity,
+    slot_layout,
+)
 
 from .merge import merge, unmerge
 from .select import destinations
 
-GRID, TILE, CHANNELS = (8, 13), 8, 80  # ragged tiles, and a last block of channels that is cut short
 SCALE = 1000.0
 
 
-def difference(device: torch.device, dtype: torch.dtype) -> str | None:
-    """What is wrong with the kernels in a type, in words; None where nothing is."""
+def difference(
+    device: torch.device,
+    dtype: torch.dtype,
+    grid: tuple[int, ...] = (8, 13),
+    kind: str = "tile",
+    size: int = 8,
+    channels: int = 80,
+) -> str | None:
+    """What is wrong with the kernels in a type, in words; None where nothing is.
+
+    By default, tiles are ragged, and the last block of channels is cut short.
+    """
     generator = torch.Generator().manual_seed(0)
-    x = (torch.randn(2, GRID[0] * GRID[1], CHANNELS, generator=generator) + 0.5).to(device, dtype)
+    x = (torch.randn(2, math.prod(grid), channels, generator=generator) + 0.5).to(device, dtype)
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        plan = _plan(x)
+        plan = core_plan(x, partition(grid, kind, size, False, device))
         chosen = destinations(x, plan.regions, plan.slots)
         if not bool(((chosen >= 0) & (chosen < x.shape[1])).all()):
             return "choose tokens that there are not"
@@ -38,9 +58,8 @@ def difference(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _plan(x: Tensor) -> Plan:
-    """By core alone."""
-    regions = partition(GRID, "tile", TILE, False, x.device)
+def core_plan(x: Tensor, regions: Regions) -> Plan:
+    """A plan made by core alone, at ratio 0.5."""
     slots = slot_layout(regions.lengths, 0.5, x.device)
     split = regions.split(regions.arrange(x))
     real = None if regions.real is None else regions.real.repeat(len(x), 1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import tomadiff
 
-from .arguments import bench, demo, evaluate, models, pictures, tune, ui
+from .arguments import bench, demo, evaluate, models, pictures, selftest, tune, ui
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,14 @@ COMMANDS = (
         "and merged.",
         demo.add_arguments,
         "demo.show:run",
+    ),
+    Command(
+        "selftest",
+        "check that all is well on this machine, above all on a GPU",
+        "Check kernels, forecast, merged and compiled pictures on this machine, and measure what they gain: "
+        "the first thing to run on a GPU, five minutes at most.",
+        selftest.add_arguments,
+        "selftest.command:run",
     ),
     Command(
         "generate",

@@ -1,0 +1,122 @@
+"""The command: all checks within the time, a verdict in words, and a file for an issue."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from tomadiff.runtime.files import check_writable, write_whole
+from tomadiff.runtime.machine import processor, versions
+from tomadiff.tools.loading import check_device
+
+from .finding import Check, Finding, dtypes_of, name_of
+from .kernels import kernels_equal_core, time_of_a_launch
+from .pictures import compiled_pictures_are_the_same, pictures_are_close, steps_dont_wait_for_the_device
+from .speed import speed
+
+CHECKS: tuple[Check, ...] = (
+    kernels_equal_core,
+    time_of_a_launch,
+    pictures_are_close,
+    steps_dont_wait_for_the_device,
+    speed,
+    compiled_pictures_are_the_same,
+)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit status 0 if nothing is wrong, 1 if something is."""
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    check_device(str(device))
+    if args.json:
+        check_writable(args.json)
+    facts = about(device)
+    print(*(f"{name}: {value}" for name, value in facts.items()), sep="\n", end="\n\n")
+    findings = examine(device, args.seconds, CHECKS)
+    told = verdict(findings)
+    print(f"\n{told}")
+    if args.json:
+        content = {"about": facts, "verdict": told, "findings": [asdict(finding) for finding in findings]}
+        write_whole(args.json, lambda partial: partial.write_text(json.dumps(content, indent=1)))
+        print(f"All of it is in {args.json}, to be pasted into an issue.")
+    return int(any(finding.good is False for finding in findings))
+
+
+def examine(device: torch.device, seconds: float, checks: Sequence[Check]) -> list[Finding]:
+    """What checks find, told as it comes. One that breaks is a finding as well."""
+    start, findings = time.perf_counter(), []
+
+    def tell(finding: Finding) -> None:
+        print(finding, flush=True)
+        findings.append(finding)
+
+    for check in checks:
+        name = check.__name__.replace("_", " ")
+        if time.perf_counter() - start > seconds:
+            tell(Finding(name, None, f"left out: {seconds:g} seconds are over (--seconds)"))
+            continue
+        try:
+            for finding in check(device):
+                tell(finding)
+                if time.perf_counter() - start > seconds:
+                    tell(Finding(name, None, f"cut short: {seconds:g} seconds are over (--seconds)"))
+                    break
+        except Exception as error:
+            reason = next(iter(str(error).strip().splitlines()), "")
+            tell(Finding(name, False, f"broke off: {type(error).__name__}: {reason}"))
+    return findings
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    wrong = [finding.name for finding in findings if finding.good is False]
+    right = sum(finding.good is True for finding in findings)
+    untried = sum(finding.good is None and not finding.figures for finding in findings)
+    left = f" {untried} could not be tried here." if untried else ""
+    if wrong:
+        return (
+            f"NOT ALL IS WELL: {len(wrong)} of {len(wrong) + right} checks failed: {'; '.join(wrong)}.{left}"
+        )
+    if not right:
+        return f"NOTHING WAS CHECKED.{left}"
+    return f"ALL IS WELL: {right} checks passed.{left}"
+
+
+def about(device: torch.device) -> dict[str, Any]:
+    """Versions, the device and its free memory."""
+    facts: dict[str, Any] = {
+        **versions(),
+        "torch build": torch.__version__,
+        "triton": _version("triton"),
+        "accelerate": _version("accelerate"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(device),
+        "processor": processor(device),
+        "types": ", ".join(map(name_of, dtypes_of(device))),
+    }
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        facts |= {
+            "compute capability": capability,
+            "CUDA": torch.version.cuda,
+            "free memory": f"{free / 2**30:.1f} of {total / 2**30:.1f} GB",
+        }
+    else:
+        facts["threads"] = torch.get_num_threads()
+    return facts
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

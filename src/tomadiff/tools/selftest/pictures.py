@@ -1,0 +1,144 @@
+"""The embedded models: dense against forecast and merged, in all ways in which a device can run them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from PIL import Image
+
+import tomadiff
+from tomadiff.runtime.registration import denoiser
+from tomadiff.tools.demo.embedded import EMBEDDED, load_embedded
+from tomadiff.tools.demo.pipelines import EmojiPipeline
+from tomadiff.tools.evaluate.metrics import psnr
+from tomadiff.tools.evaluate.pictures import as_tensor
+from tomadiff.tools.generate import Request, draw
+
+from .finding import Finding, dtypes_of, name_of
+
+REQUEST = Request("pizza", seed=0, steps=20)
+# Decibels to the dense picture that are expected at least; both are far below what was measured on a CPU in
+# fp32, and far above what a broken picture has.
+FORECAST, MERGED = 22.0, 16.0
+# Between the same settings with and without kernels, or compiled: rounding may change a destination.
+SAME = 22.0
+WAYS: dict[str, tuple[dict[str, Any], float]] = {
+    "forecast": ({}, FORECAST),
+    "merged": ({"ratio": 0.5, "interval": 1}, MERGED),
+}
+
+
+def pictures_are_close(device: torch.device) -> Iterator[Finding]:
+    """In every type that the device has; merged ones with kernels and without."""
+    for name in EMBEDDED:
+        for dtype in dtypes_of(device):
+            pipe = _loaded(name, device, dtype)
+            dense = _draw(pipe)
+            for way, (settings, bar) in WAYS.items():
+                with tomadiff.merged(pipe, **settings):
+                    picture = _draw(pipe)
+                    distance = decibels(picture, dense)
+                    yield _close(f"{name} in {name_of(dtype)}, {way}", distance, bar, "the dense picture")
+            if device.type == "cuda":
+                with _kernels("0"), tomadiff.merged(pipe, **WAYS["merged"][0]):
+                    distance = decibels(_draw(pipe), picture)
+                what = f"{name} in {name_of(dtype)}, merged without kernels"
+                yield _close(what, distance, SAME, "the one with kernels")
+
+
+def compiled_pictures_are_the_same(device: torch.device) -> Iterator[Finding]:
+    """Where a compiler is at hand, its own; on a CPU, tracing alone is tried."""
+    backend = "inductor" if device.type == "cuda" else "eager"
+    dtype = dtypes_of(device)[-1]
+    for name in EMBEDDED:
+        pipe = _loaded(name, device, dtype)
+        for way, (settings, _) in WAYS.items():
+            what = f"{name} in {name_of(dtype)}, {way}, compiled"
+            with tomadiff.merged(pipe, **settings):
+                plain = _draw(pipe)
+            try:
+                with tomadiff.merged(pipe, **settings):
+                    denoiser(pipe)[0].compile(backend=backend)
+                    distance = decibels(_draw(pipe), plain)
+            except Exception as error:
+                yield Finding(what, False, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            else:
+                yield _close(what, distance, SAME, "the one that is not compiled")
+            pipe = _loaded(name, device, dtype)
+            torch.compiler.reset()
+
+
+def steps_dont_wait_for_the_device(device: torch.device) -> Iterator[Finding]:
+    """From the second step on, neither a forecast nor merging may make the host wait."""
+    if device.type != "cuda":
+        yield Finding("waiting for the device", None, "only CUDA can tell whether the host waits for it")
+        return
+    for name in EMBEDDED:
+        pipe = _loaded(name, device, torch.float16)
+        for way, (settings, _) in WAYS.items():
+            with tomadiff.merged(pipe, **settings):
+                _draw(pipe)  # autotuning, probing and compiling may wait
+                try:
+                    with waiting_forbidden(pipe):
+                        _draw(pipe)
+                except RuntimeError as error:
+                    reason = str(error).strip().splitlines()[0]
+                    yield Finding(f"waiting for the device, {name}, {way}", False, reason)
+                else:
+                    words = "the host never waits in a call of the model after the first step"
+                    yield Finding(f"waiting for the device, {name}, {way}", True, words)
+
+
+@contextmanager
+def waiting_forbidden(pipe: EmojiPipeline) -> Iterator[None]:
+    """In calls of the model, from the second step on; pipelines and schedulers may."""
+    model = denoiser(pipe)[0]
+    session, first = model._compiled_call_impl, True
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal first
+        torch.cuda.set_sync_debug_mode("default" if first else "error")
+        first = False
+        try:
+            return session(*args, **kwargs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    model._compiled_call_impl = call
+    try:
+        yield
+    finally:
+        model._compiled_call_impl = session
+
+
+def decibels(picture: Image.Image, other: Image.Image) -> float:
+    return float(psnr(as_tensor([picture]), as_tensor([other])))
+
+
+def _loaded(name: str, device: torch.device, dtype: torch.dtype) -> EmojiPipeline:
+    pipe = load_embedded(name, dtype).to(device)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _draw(pipe: EmojiPipeline) -> Image.Image:
+    return draw(pipe, REQUEST)[0]
+
+
+@contextmanager
+def _kernels(wish: str) -> Iterator[None]:
+    before = os.environ.get("TOMADIFF_KERNELS", "auto")
+    os.environ["TOMADIFF_KERNELS"] = wish
+    try:
+        yield
+    finally:
+        os.environ["TOMADIFF_KERNELS"] = before
+
+
+def _close(what: str, distance: float, bar: float, to: str) -> Finding:
+    words = f"{distance:.1f} dB to {to}, expected are at least {bar:g}"
+    return Finding(what, distance >= bar, words, {"psnr": min(distance, 999.0), "at_least": bar})
