@@ -20,7 +20,7 @@ from tomadiff.tools.generate import Request, draw
 
 from .finding import Finding, dtypes_of, name_of
 
-REQUEST = Request("pizza", seed=0, steps=20)
+REQUEST = Request("pizza", seed=0, steps=12)
 # Decibels to the dense picture that are expected at least; both are far below what was measured on a CPU in
 # fp32, and far above what a broken picture has.
 FORECAST, MERGED = 22.0, 16.0

@@ -25,7 +25,7 @@ from .finding import Finding
 # share of the blocks, pixels a side; from all to what fits on small cards
 SIZES = ((1.0, 1024), (0.5, 1024), (0.25, 768), (0.1, 512))
 STEPS = 20
-ROUNDS = 5
+ROUNDS = 3
 LEFT = 32 * 2**20  # bytes that may be left after a generation
 
 
