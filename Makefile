@@ -12,9 +12,11 @@ demo: $(VENV)/ready
 test: $(VENV)/ready lint
 	$(RUN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-# Files of others at random, for long, and other ones in every run; `make test` tries a few that are always the same.
+# Files of others, settings, interrupts and generations at random, for long, and other ones in every run; `make test` tries a few
+# that are always the same.
+FUZZERS := tests/tools/test_fuzz_files.py $(addprefix tests/runtime/test_,interrupts.py state_leaks.py robustness.py)
 fuzz: $(VENV)/ready
-	$(RUN)/python -m pytest -n 2 --hypothesis-profile fuzz tests/tools/test_fuzz_files.py
+	$(RUN)/python -m pytest -n 2 --hypothesis-profile fuzz -k 'fuzz or interrupt or leaks or any_' $(FUZZERS)
 
 # All the oldest versions that pyproject.toml allows, at once, in an environment of its own. Models that they lack are skipped.
 OLDEST := .venv-oldest

@@ -18,7 +18,8 @@ import pytest
 import torch
 from comparison import mostly_alike
 from diffusers import DiffusionPipeline
-from hypothesis import given, settings
+from fuzzing import fuzz
+from hypothesis import given
 from hypothesis import strategies as st
 from pipelines import denoiser, draw, make
 from torch import nn
@@ -105,9 +106,9 @@ def test_remove_succeeds_wherever_an_interrupt_came(name: str) -> None:
         whole.during(lambda do=do: do(pipe, chosen))
         totals[act] = whole.lines
 
-    @settings(max_examples=max(20, settings().max_examples // 8))
+    @fuzz(name, share=8)
     @given(st.sampled_from(list(ACTS)), st.integers(0, 2**31), st.none() | st.integers(1, 200))
-    def fuzz(act: str, number: int, later: int | None) -> None:
+    def interrupt(act: str, number: int, later: int | None) -> None:
         patched, do = ACTS[act]
         prepare(pipe, chosen if patched else None)
         first = random.Random(number).randrange(1, totals[act])
@@ -116,7 +117,7 @@ def test_remove_succeeds_wherever_an_interrupt_came(name: str) -> None:
         tomadiff.remove(pipe)
         assert hooks_on(denoiser(pipe)) == plain
 
-    fuzz()
+    interrupt()
     assert torch.equal(draw(pipe), dense)
     tomadiff.apply(pipe, **chosen)
     assert torch.equal(draw(pipe), expected)

@@ -11,7 +11,6 @@ import random
 import subprocess
 import sys
 import threading
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,7 +22,8 @@ import tiny
 import torch
 from comparison import alike, distance, mostly_alike
 from diffusers import DiffusionPipeline
-from hypothesis import HealthCheck, assume, example, given, seed, settings
+from fuzzing import fuzz
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from pipelines import denoiser, draw, every_pipeline_with, latents, make
 from torch import Tensor, nn
@@ -38,7 +38,6 @@ from tomadiff.methods import todo, toma, tome
 from tomadiff.models import family_of
 
 SPAN: dict[str, Any] = {"where": "span"}
-EXAMPLES = 2  # of settings, for each model
 FORECAST = {"ratio": 0.5, "interval": 2}
 # what all models of a process share
 CACHES = (regions.partition, regions.slot_layout, todo._downsampled, tome._split)
@@ -419,11 +418,10 @@ def test_any_settings_merge_any_grid_or_are_refused(name: str) -> None:
             [tiny.run(model, case, seeds, grid, time) for time in (0.9, 0.7, 0.5, 0.3)[:steps]]
         )
 
-    @seed(zlib.crc32(name.encode()))  # others for each model, and the same every time
-    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @fuzz(name, share=50)
     @given(any_settings(offers), grids, st.integers(0, 5), st.integers(1, 4))
     @example({"where": offers[0]}, plain, 0, 2)
-    def fuzz(chosen: dict[str, Any], grid: tuple[int, ...], first: int, steps: int) -> None:
+    def merge(chosen: dict[str, Any], grid: tuple[int, ...], first: int, steps: int) -> None:
         seeds = (first, first + 1)
         try:
             dense = outputs(grid, seeds, steps)
@@ -444,7 +442,7 @@ def test_any_settings_merge_any_grid_or_are_refused(name: str) -> None:
         if torch.allclose(outputs(grid, seeds[1:], 1)[0, 0], dense[0, -1], atol=1e-4):  # not in every model
             assert any(distance(alone[:, row], together[:, row]) < 1e-3 for row in range(len(seeds)))
 
-    fuzz()
+    merge()
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
