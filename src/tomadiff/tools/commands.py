@@ -140,7 +140,8 @@ def prepare(args: argparse.Namespace) -> tuple[Any, Request]:
         load_settings(args.settings)
     elif args.preset is None:
         tomadiff.Config(**chosen(args))
-    pipe = load(args.model, args.device, args.dtype, trust_remote_code=args.trust_remote_code)
+    trusted, offload = args.trust_remote_code, args.offload
+    pipe = load(args.model, args.device, args.dtype, trust_remote_code=trusted, offload=offload)
     size = tuple(args.size) if args.size else None
     return pipe, Request(args.prompt, args.seed, args.steps, size, args.guidance)
 

@@ -38,6 +38,25 @@ def check_device(device: str) -> None:
         raise ValueError(f"can't use device {device!r} here: {reason}") from error
 
 
+def check_offload(offload: str | None, device: str) -> None:
+    if offload is not None and torch.device(device).type == "cpu":
+        raise ValueError(f"--offload {offload} brings weights to a GPU: give --device cuda with it")
+
+
+def place(pipe: DiffusionPipeline, device: str, offload: str | None = None) -> DiffusionPipeline:
+    """All of a pipeline on a device, or its weights in main memory, to be brought there when needed."""
+    if offload == "model":
+        pipe.enable_model_cpu_offload(device=device)
+    elif offload == "sequential":
+        pipe.enable_sequential_cpu_offload(device=device)
+    elif offload == "group":  # by leaves: those of a block would have to come before its tokens are merged
+        stream = torch.device(device).type == "cuda"
+        pipe.enable_group_offload(torch.device(device), offload_type="leaf_level", use_stream=stream)
+    else:
+        pipe.to(device)
+    return pipe
+
+
 def check_threads(threads: int | None) -> None:
     """More than a machine can start would end the process without a word."""
     if threads is not None and not 1 <= threads <= MAX_THREADS:
@@ -50,11 +69,13 @@ def load(
     dtype: str = "fp32",
     names: Iterable[str] = EMBEDDED,
     trust_remote_code: bool = False,
+    offload: str | None = None,
 ) -> DiffusionPipeline:
     """An embedded model by its name, or any pipeline by hub id or folder. `names`: what the caller knows."""
     check_device(device)
+    check_offload(offload, device)
     if model in EMBEDDED:
-        return load_embedded(model, DTYPES[dtype]).to(device)
+        return place(load_embedded(model, DTYPES[dtype]), device, offload)
     if Path(model).is_file():
         raise ValueError(
             f"can't load {model!r}: it is a single file, and a folder is needed, which "
@@ -70,7 +91,7 @@ def load(
             pipe = kind.from_pretrained(folder, dtype=DTYPES[dtype], trust_remote_code=True)
         else:
             pipe = check_pipeline(folder).from_pretrained(folder, dtype=DTYPES[dtype], use_safetensors=True)
-        return pipe.to(device)
+        return place(pipe, device, offload)
     except UntrustedModelError as error:
         raise ValueError(f"won't load {model!r}: {error}") from error
     except Exception as error:  # anything, where a configuration is JSON, but not what diffusers takes it for

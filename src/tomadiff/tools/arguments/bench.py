@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import add_trust_argument, finite
+from .common import add_offload_argument, add_trust_argument, finite
 from .names import ARCHITECTURES, DTYPES, EMBEDDED, METHODS, OURS
 
 
@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", choices=DTYPES, help="default: fp32, and fp16 with --expect")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, mps, ... (default: %(default)s)")
+    add_offload_argument(parser)
     add_trust_argument(parser)
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own)")
     parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")

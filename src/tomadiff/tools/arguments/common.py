@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from .names import DTYPES, EMBEDDED
+from .names import DTYPES, EMBEDDED, OFFLOADS
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +20,15 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, mps, ... (default: %(default)s)")
     parser.add_argument(
         "--dtype", choices=DTYPES, default="fp32", help="of the weights (default: %(default)s)"
+    )
+
+
+def add_offload_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--offload",
+        choices=OFFLOADS,
+        help="keep weights in main memory, and bring them to the GPU model by model, in groups while others "
+        "compute, or layer by layer: slower, for less and less of its memory",
     )
 
 

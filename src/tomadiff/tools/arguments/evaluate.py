@@ -6,7 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .common import add_device_arguments, add_model_argument, add_request_arguments, add_trust_argument
+from .common import (
+    add_device_arguments,
+    add_model_argument,
+    add_offload_argument,
+    add_request_arguments,
+    add_trust_argument,
+)
 from .names import DENSE, METHODS, METRICS, OURS, SAMPLERS
 
 # what a protocol sets where nothing else is given
@@ -103,5 +109,6 @@ def add_drawing_arguments(
         help="of those that fit the model: a diffusion model or flow matching (default: the pipeline's own)",
     )
     add_device_arguments(parser)
+    add_offload_argument(parser)
     add_trust_argument(parser)
     parser.add_argument("--threads", type=int, help="CPU threads of each worker (default: torch's own)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 EMBEDDED = ("emoji-unet", "emoji-flux")
 ARCHITECTURES = ("sd15", "sd21", "sdxl", "sd35-medium", "flux-dev", "sana", "wan-1.3b")
 DTYPES = ("fp32", "fp16", "bf16")
+OFFLOADS = ("model", "group", "sequential")
 METRICS = ("psnr", "ssim", "lpips", "dino", "clip", "fid")
 
 # fields of `Config` with a fixed set of values, for `generate` and `merge-map`

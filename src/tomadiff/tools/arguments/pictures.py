@@ -7,7 +7,13 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from .common import add_device_arguments, add_model_argument, add_request_arguments, add_trust_argument
+from .common import (
+    add_device_arguments,
+    add_model_argument,
+    add_offload_argument,
+    add_request_arguments,
+    add_trust_argument,
+)
 from .names import CHOICES, PRESETS
 
 HELP = {
@@ -56,6 +62,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser, output: str) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the noise (default: %(default)s)")
     add_request_arguments(parser)
     add_device_arguments(parser)
+    add_offload_argument(parser)
     add_trust_argument(parser)
     settings = parser.add_argument_group("settings of tomadiff")
     settings.add_argument("--settings", type=Path, metavar="FILE", help="read all of these from a file")

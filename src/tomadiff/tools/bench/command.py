@@ -9,7 +9,7 @@ import torch
 
 from tomadiff.config import Config
 from tomadiff.runtime.files import check_writable
-from tomadiff.tools.loading import check_device, check_threads
+from tomadiff.tools.loading import check_device, check_offload, check_threads
 
 from . import session
 from .architectures import ARCHITECTURES
@@ -53,6 +53,9 @@ def settle(args: argparse.Namespace) -> None:
     for ratio in args.ratio:
         Config(ratio=ratio, regions="global")  # what no method could do is not left out in silence
     check_device(args.device)
+    check_offload(args.offload, args.device)
+    if args.offload and args.compile:
+        raise ValueError("--offload moves the weights that compiled models share: leave out --compile")
     for path in filter(None, (args.json, args.csv, args.plot)):
         check_writable(path)
     if args.json and args.json.exists() and not args.resume:
@@ -67,7 +70,8 @@ def settle_expect(args: argparse.Namespace) -> None:
     """Without timing, most arguments mean nothing: say so."""
     if args.model not in ARCHITECTURES:
         raise ValueError(f"--expect knows {', '.join(ARCHITECTURES)}, not {args.model!r}")
-    flags = ("json", "csv", "plot", "resume", "compile", "no_count", "threads", "steps", "protocol")
+    files, others = ("json", "csv", "plot", "resume"), ("no_count", "threads", "steps", "protocol")
+    flags = (*files, "compile", "offload", *others)
     ignored = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag)]
     if ignored:
         raise ValueError(f"--expect times nothing: leave out {', '.join(ignored)}")

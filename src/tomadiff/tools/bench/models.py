@@ -107,7 +107,8 @@ def arguments(
         raise ValueError(f"{type(pipe).__name__} takes no {' or '.join(missing)}")
     if any(part is not None for name, part in pipe.components.items() if name.startswith("text_encoder")):
         return {"prompt": [prompt] * batch, **call}
-    embeddings = _embeddings(denoiser(pipe)[0], batch, guided=guidance is None or guidance > 1)
+    guided = guidance is None or guidance > 1
+    embeddings = _embeddings(denoiser(pipe)[0], batch, guided, pipe._execution_device)
     masks = {name.replace("embeds", "attention_mask"): embeds for name, embeds in embeddings.items()}
     call |= {name: torch.ones_like(embeds[..., 0]) for name, embeds in masks.items() if name in takes}
     if "use_resolution_binning" in takes:  # to sizes that weights were trained on
@@ -115,7 +116,7 @@ def arguments(
     return {**embeddings, **call}
 
 
-def _embeddings(model: ModelMixin, batch: int, guided: bool) -> dict[str, Tensor]:
+def _embeddings(model: ModelMixin, batch: int, guided: bool, device: torch.device) -> dict[str, Tensor]:
     """Random embeddings of a prompt, and of a negative one where guidance asks for it."""
     config, family = model.config, family_of(model).name
     pooled = config.get("pooled_projection_dim")
@@ -129,9 +130,7 @@ def _embeddings(model: ModelMixin, batch: int, guided: bool) -> dict[str, Tensor
         shapes["pooled_prompt_embeds"] = (batch, pooled)
     if guided and family != "flux":  # Flux is told its guidance as a number
         shapes |= {f"negative_{name}": shape for name, shape in shapes.items()}
-    return {
-        name: torch.randn(shape, dtype=model.dtype, device=model.device) for name, shape in shapes.items()
-    }
+    return {name: torch.randn(shape, dtype=model.dtype, device=device) for name, shape in shapes.items()}
 
 
 class Reached(Exception):

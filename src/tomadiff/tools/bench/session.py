@@ -22,7 +22,7 @@ from tomadiff.runtime.machine import processor
 from tomadiff.runtime.registration import denoiser
 from tomadiff.tools.demo.embedded import EMBEDDED
 from tomadiff.tools.denoiser_flops import counted
-from tomadiff.tools.loading import DTYPES, load, usual_size
+from tomadiff.tools.loading import DTYPES, load, place, usual_size
 from tomadiff.tools.method_spec import (
     AUTO,
     METHODS,
@@ -118,13 +118,13 @@ def chosen(args: argparse.Namespace, model: nn.Module) -> list[tuple[str, float]
 def pipeline(args: argparse.Namespace) -> DiffusionPipeline:
     if args.model not in ARCHITECTURES:
         names = [*ARCHITECTURES, *EMBEDDED]
-        pipe = load(args.model, args.device, args.dtype, names, args.trust_remote_code)
+        pipe = load(args.model, args.device, args.dtype, names, args.trust_remote_code, args.offload)
     else:
         print(f"building {ARCHITECTURES[args.model].title} with random weights...", file=sys.stderr)
         torch.manual_seed(0)
-        pipe = models.build(
-            args.model, args.depth, DTYPES[args.dtype], args.device, decoder=args.steps is not None
-        )
+        made_on, decoder = "cpu" if args.offload else args.device, args.steps is not None
+        pipe = models.build(args.model, args.depth, DTYPES[args.dtype], made_on, decoder)
+        place(pipe, args.device, args.offload)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -229,6 +229,7 @@ def about(args: argparse.Namespace) -> dict[str, Any]:
         "processor": processor(args.device),
         "threads": torch.get_num_threads(),
         "compile": args.compile,
+        "offload": args.offload,
         "tomadiff": tomadiff.__version__,
         "torch": torch.__version__,
         "diffusers": diffusers.__version__,

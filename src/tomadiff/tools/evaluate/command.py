@@ -17,7 +17,7 @@ from tomadiff.runtime.registration import denoiser
 from tomadiff.tools import samplers
 from tomadiff.tools.arguments.evaluate import PROTOCOLS
 from tomadiff.tools.arguments.names import EMBEDDED
-from tomadiff.tools.loading import check_device, check_threads, load
+from tomadiff.tools.loading import check_device, check_offload, check_threads, load
 from tomadiff.tools.method_spec import DENSE, OURS, check_fit, pairs, warn_of_files
 
 from . import scores, summary
@@ -88,6 +88,7 @@ def settle(args: argparse.Namespace) -> None:
         raise ValueError("--address, --workers and --gpus-per-worker are for --engine ray")
     else:
         check_device(args.device)
+    check_offload(args.offload, args.device)
 
 
 def default_prompts(args: argparse.Namespace) -> None:
@@ -145,6 +146,7 @@ def job_of(args: argparse.Namespace, ways: Sequence[Way], family: Family | None)
         device=args.device,
         threads=args.threads or torch.get_num_threads(),  # rounding depends on it
         trust_remote_code=args.trust_remote_code,
+        offload=args.offload,
     )
 
 

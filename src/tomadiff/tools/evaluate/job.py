@@ -37,11 +37,13 @@ class Job:
     threads: int | None = None
     settings: dict[Way, dict[str, Any]] = field(default_factory=dict)  # see `resolved`
     versions: dict[str, str] = field(default_factory=versions)
-    trust_remote_code: bool = False  # which pictures don't depend on
+    # which pictures don't depend on
+    trust_remote_code: bool = False
+    offload: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As for JSON: each way with its settings."""
-        apart = ("ways", "settings", "trust_remote_code")
+        apart = ("ways", "settings", "trust_remote_code", "offload")
         found = {name: value for name, value in asdict(self).items() if name not in apart}
         found["size"] = list(self.size) if self.size else None
         return found | {"ways": {label(*way): self.settings.get(way, {}) for way in self.ways}}
@@ -83,7 +85,8 @@ class Painter:
             torch.set_num_threads(job.threads)
         self.job = job
         self.name = uuid.uuid4().hex[:12]
-        self.pipe = load(job.model, job.device, job.dtype, trust_remote_code=job.trust_remote_code)
+        trusted, offload = job.trust_remote_code, job.offload
+        self.pipe = load(job.model, job.device, job.dtype, trust_remote_code=trusted, offload=offload)
         self.pipe.set_progress_bar_config(disable=True)
         if job.scheduler:
             self.pipe.scheduler = scheduler_by_name(job.scheduler, self.pipe.scheduler)
