@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +117,29 @@ def test_each_situation_is_measured_once(caplog: pytest.LogCaptureFixture, folde
     assert measured(caplog) == 2
 
 
-@pytest.mark.parametrize("damage", ["torn", "empty", "stale", "another form", "other sites"])
+def test_of_two_that_measure_at_once_the_first_answer_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else, servers beside each other would merge in other places, and draw other pictures."""
+    pipes = [tomadiff.apply(make("sd1"), ratio="auto") for _ in range(2)]
+    both, measure, write = threading.Barrier(2), autotune.measure, autotune.write_whole
+
+    def measure_together(*args: Any) -> autotune.Answer:
+        answer = measure(*args)
+        both.wait()
+        return answer
+
+    def write_slowly(*args: Any) -> None:
+        time.sleep(0.3)
+        write(*args)
+
+    monkeypatch.setattr(autotune, "measure", measure_together)
+    monkeypatch.setattr(autotune, "write_whole", write_slowly)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(draw, pipes))
+    first, second = (list(denoiser(pipe)._tomadiff.answers.values()) for pipe in pipes)
+    assert first and first == second
+
+
+@pytest.mark.parametrize("damage", ["torn", "empty", "deep", "stale", "another form", "other sites"])
 def test_a_file_that_does_not_hold_is_redone(
     damage: str, caplog: pytest.LogCaptureFixture, folder: Path
 ) -> None:
@@ -123,7 +148,7 @@ def test_a_file_that_does_not_hold_is_redone(
     (file,) = folder.iterdir()
     text = file.read_text()
     content = json.loads(text)
-    bad = {"torn": text[:-20], "empty": ""}
+    bad = {"torn": text[:-20], "empty": "", "deep": "[" * 100_000}
     bad["stale"] = json.dumps({**content, "about": {**content["about"], "versions": {"torch": "1.0"}}})
     bad["another form"] = json.dumps({**content, "score": 1})
     bad["other sites"] = json.dumps({**content, "parts": content["parts"][:1]})

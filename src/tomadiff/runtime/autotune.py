@@ -28,7 +28,7 @@ from tomadiff.core import Schedule
 from tomadiff.errors import ConfigError
 
 from .conflicts import cached
-from .files import cache, write_whole
+from .files import cache, one_at_a_time, parse_json, write_whole
 from .hook import SiteHook
 from .machine import processor, versions, wait_for
 from .plan_cache import Plans
@@ -177,7 +177,7 @@ def _about(
 def _read(file: Path, about: dict[str, Any], session: Session) -> Answer | None:
     """What is on the disk, if it is whole and about the same."""
     try:
-        content = json.loads(file.read_text())
+        content = parse_json(file.read_bytes())
         answer = Answer(**{**content, "parts": [Part(**part) for part in content["parts"]]})
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -191,13 +191,14 @@ def _found_out(session: Session, call: dict[str, Any], about: dict[str, Any], fi
     calls = " to ".join(str(WARM_UP + 2 * rounds) for rounds in ROUNDS)
     log.warning("tomadiff measures where merging gains here, once, in %s calls of the model...", calls)
     answer = measure(session, lambda: session.model(**_copied(call)), about)
-    answer = _read(file, about, session) or answer  # of several at once, the first one's holds for all
-    log.warning("tomadiff: %s", answer)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, lambda partial: partial.write_text(json.dumps(asdict(answer), indent=1)))
+        with one_at_a_time(file.parent):  # of several that measure at once, the first one's answer holds
+            answer = _read(file, about, session) or answer
+            write_whole(file, lambda partial: partial.write_text(json.dumps(asdict(answer), indent=1)))
     except OSError as error:
         log.warning("tomadiff: this could not be kept for the next time: %s", error)
+    log.warning("tomadiff: %s", answer)
     return answer
 
 

@@ -130,6 +130,20 @@ def locked(folder: Path) -> Iterator[None]:
             raise
 
 
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait for whoever else is in here with the same folder, if its file system can tell."""
+    handle = None if fcntl is None else os.open(folder, os.O_RDONLY)
+    try:
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
 def _sync(path: Path) -> None:
     if path.is_dir() and os.name != "posix":
         return  # only there can a folder be opened
