@@ -1,7 +1,8 @@
-"""Closeness to the dense picture against work: the tables of docs/quality.md.
+"""Closeness to the dense picture against work: the tables of docs/quality.md and docs/long_sequences.md.
 
 python benchmarks/closeness.py emoji-flux --steps 24 --out closeness.jsonl
 python benchmarks/closeness.py emoji-flux --steps 8 --scheduler stochastic --few --out closeness.jsonl
+python benchmarks/closeness.py emoji-unet --steps 16 --prompts 4 --size 128 --keys --out closeness.jsonl
 
 Unlike `tomadiff eval`, which compares the PNGs that it writes, this compares pictures as the pipeline makes
 them, in floating point: two PNGs of nearly the same picture are never closer than 56 dB. What is in the file
@@ -35,8 +36,16 @@ UNET = [f"deepcache:interval={every}" for every in (2, 3, 5)]
 MERGED = [f"tomadiff:ratio={ratio}" for ratio in (0.25, 0.5, 0.75)]
 MERGED += [f"tomadiff:ratio={ratio},where=kv,weigh_keys=True" for ratio in (0.5, 0.75)]
 
+KEYS = "where=kv,weigh_keys=True"
+MERGED_KEYS = [f"tomadiff:ratio={ratio},{KEYS}" for ratio in (0.5, 0.75, 0.9)]
+MERGED_KEYS += [f"tomadiff:ratio=0.75,{KEYS},share=kind", "tomadiff:ratio=0.75,where=kv"]
+MERGED_KEYS += ["tomadiff:method=todo,ratio=0.75", "tomadiff:ratio=0.5", "tomadiff:interval=2"]
+MERGED_KEYS += [f"tomadiff:interval=2,ratio={ratio},{KEYS}" for ratio in (0.75, 0.9)]
 
-def contenders(model: str, steps: int, few: bool) -> list[tuple[str, float]]:
+
+def contenders(model: str, steps: int, few: bool, keys: bool) -> list[tuple[str, float]]:
+    if keys:
+        return [(way, 0.0) for way in MERGED_KEYS]
     if few:
         rivals = [f"steps:{count}" for count in {max(steps // 2, 1), steps * 5 // 8}]
         return [(way, 0.0) for way in ("auto", "tomadiff:interval=2", *MERGED, *rivals)]
@@ -54,13 +63,14 @@ class Painter:
         self.pipe.set_progress_bar_config(disable=True)
         if args.scheduler:
             self.pipe.scheduler = scheduler_by_name(args.scheduler, self.pipe.scheduler)
-        self.steps, self.guidance = args.steps, args.guidance
+        self.steps, self.guidance, self.size = args.steps, args.guidance, args.size
         self.prompts = list(PROMPTS)[:: len(PROMPTS) // args.prompts][: args.prompts]
 
     def draw(self, steps: int, prompts: list[str]) -> Tensor:
         generators = [torch.Generator().manual_seed(PROMPTS.index(prompt)) for prompt in prompts]
         torch.manual_seed(0)  # stochastic samplers of the pipelines draw from here
         call: dict[str, Any] = {"num_inference_steps": steps, "guidance_scale": self.guidance}
+        call |= {"height": self.size, "width": self.size}
         return self.pipe(prompts, generator=generators, output_type="pt", **call).images
 
     def all(self, way: str, ratio: float) -> tuple[Tensor, int]:
@@ -87,6 +97,8 @@ def main() -> None:
     parser.add_argument("--guidance", type=float, default=1.0)
     parser.add_argument("--scheduler", help="as in tomadiff eval")
     parser.add_argument("--few", action="store_true", help="ways for few steps and stochastic sampling")
+    parser.add_argument("--keys", action="store_true", help="ways that merge keys and values")
+    parser.add_argument("--size", type=int, default=64, help="pixels on a side; the models know 64")
     parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="evenly spaced ones of all")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("closeness.jsonl"))
@@ -94,11 +106,12 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     warnings.simplefilter("ignore")
     asked = {name: getattr(args, name) for name in ("model", "steps", "guidance", "scheduler", "prompts")}
+    asked |= {"size": args.size} if args.size != 64 else {}
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
-    rows = [row for row in rows if asked.items() <= row.items()]
+    rows = [row for row in rows if asked.items() <= row.items() and row.get("size", 64) == args.size]
     todo = [
         way
-        for way in contenders(args.model, args.steps, args.few)
+        for way in contenders(args.model, args.steps, args.few, args.keys)
         if label(*way) not in {r["way"] for r in rows}
     ]
     if todo:

@@ -233,7 +233,6 @@ def planning(model: nn.Module, grid: Grid, settings: dict[str, Any]) -> float:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Seconds of dense ones, and how many times faster others are: medians over rounds."""
-    columns: dict[str, list[str]] = {"": [], "size": [], "tokens": []}
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["model"], row["size"]), []).append(row)
@@ -242,20 +241,22 @@ def table(rows: list[dict[str, Any]]) -> str:
         rounds: dict[int, dict[str, Any]] = {}
         for row in group:
             rounds.setdefault(row["round"], {})[row["way"]] = row
-        complete = [one for one in rounds.values() if len(one) == len(WAYS)]
+        complete = [one for one in rounds.values() if {"dense", "kv 0.75"} <= one.keys()]
         if not complete:
             continue
         cell = {"": MODELS[name].title, "size": size, "tokens": f"{group[0]['tokens']:,}"}
-        dense = {
-            part: statistics.median(one["dense"][part] for one in complete) for part in ("attention", "block")
-        }
-        cell["dense attention"] = f"{dense['attention']:.2f} s ({dense['attention'] / dense['block']:.0%})"
+        whole, attention = (
+            statistics.median(one["dense"][part] for one in complete) for part in ("block", "attention")
+        )
+        cell["dense attention"] = f"{attention:.2f} s ({attention / whole:.0%})"
         for way in list(WAYS)[1:]:
+            both = [(one["dense"], one[way]) for one in complete if way in one]
             faster = [
-                f"{statistics.median(one['dense'][part] / one[way][part] for one in complete):.2f}x"
+                f"{statistics.median(dense[part] / merged[part] for dense, merged in both):.2f}x"
                 for part in ("attention", "block")
+                if both
             ]
-            cell[f"{way}: attention, block"] = ", ".join(faster)
+            cell[f"{way}: attention, block"] = ", ".join(faster) or "-"
         plan = statistics.median(one["kv 0.75"]["plan"] / one["dense"]["attention"] for one in complete)
         cell["a plan"] = f"{plan:.1%}"
         memory = {
@@ -263,8 +264,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         }
         cell["memory"] = f"{memory['dense']:.0f} / {memory['kv 0.75']:.0f} MB"
         cells.append(cell)
-    columns = {name: [cell[name] for cell in cells] for name in (cells[0] if cells else columns)}
-    return markdown(columns)
+    return markdown({name: [cell[name] for cell in cells] for name in (cells[0] if cells else {})})
 
 
 def main() -> None:
