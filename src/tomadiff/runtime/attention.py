@@ -55,16 +55,15 @@ def run_inside(hook: SiteHook, forward: Forward, call: Call) -> Any:
 
 
 class _AtAttention(TorchFunctionMode):
+    """Runs `attend` in the place of torch's attention."""
+
+    attend: Callable[..., Tensor]
+
     def __torch_function__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         run = self.attend if function is F.scaled_dot_product_attention else function
         return run(*args, **kwargs or {})
-
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **more: Any
-    ) -> Tensor:
-        raise NotImplementedError
 
 
 class _Folding(_AtAttention):
@@ -103,9 +102,10 @@ class _Inside(_AtAttention):
         if merged.key_bias is None:
             return F.scaled_dot_product_attention(query, key, value, attn_mask, **more)
         bias = F.pad(merged.key_bias, around)[:, None, None].to(query.dtype)
-        if attn_mask is not None:
-            masked = bias.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else None
-            bias = bias + attn_mask if masked is None else masked
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            bias = bias.masked_fill(~attn_mask, float("-inf"))
+        elif attn_mask is not None:
+            bias = bias + attn_mask
         return biased(query, key, value, bias, **more)
 
     def _merged(self, x: Tensor, around: tuple[int, int]) -> Tensor:
