@@ -45,7 +45,7 @@ def test_a_generation_is_the_same_after_any_other_that_was_cancelled_or_had_one_
     except RuntimeError:  # it takes pictures of one size
         halves = None
 
-    @fuzz(name, share=50)
+    @fuzz(name, share=100)
     @given(
         st.sampled_from(SETTINGS),
         st.lists(st.tuples(st.sampled_from([(0,), (1,), (0, 1)]), st.integers(1, 3)), min_size=1, max_size=2),
