@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tomadiff.config import Config
-from tomadiff.methods import toma
+from tomadiff.methods import PlanSettings, toma
 from tomadiff.runtime.machine import processor
 from tomadiff.tools.demo.data import load_emoji
 from tomadiff.tools.drawing import markdown
@@ -86,9 +85,9 @@ def attention_error(file: Path, shape: tuple[int, ...], ratio: float) -> float:
     """Of attention over merged and weighed keys and values to that over all, relative."""
     x, grid = real_tokens(file, NOISE)
     print(f"{file.stem}, {' x '.join(map(str, grid))} tokens, regions of {shape}", file=sys.stderr)
-    config = Config(ratio=ratio, region_size=shape, where="kv", weigh_keys=True)
+    config = PlanSettings(region_size=shape)
     plan = toma.plan(x, grid, ratio, config)
-    short = plan.merge(plan.regions.arrange(x))
+    short = plan.merge(x)
     scale = SHARPNESS / x.shape[-1]
     x, short, bias = x[:, None], short[:, None], plan.log_sizes()[:, None, None]  # one head
     dense = F.scaled_dot_product_attention(x, x, x, scale=scale)
@@ -98,12 +97,12 @@ def attention_error(file: Path, shape: tuple[int, ...], ratio: float) -> float:
 
 def lost(shape: tuple[int, ...], ratio: float, speed: int) -> float:
     """The share of the variance of clean tokens that merging and unmerging takes away."""
-    config, shares = Config(ratio=ratio, region_size=shape), []
+    config, shares = PlanSettings(region_size=shape), []
     for seed in range(4):
         clean = tokens(video(speed, seed))
         noisy = tokens((1 - NOISE) * video(speed, seed) + NOISE * torch.randn(FRAMES, 3, 128, 128))
         plan = toma.plan(F.layer_norm(noisy, noisy.shape[-1:]), (FRAMES, SIDE, SIDE), ratio, config)
-        back = plan.regions.restore(plan.unmerge(plan.merge(plan.regions.arrange(clean))))
+        back = plan.unmerge(plan.merge(clean))
         shares.append(float((clean - back).var() / clean.var()))
     return sum(shares) / len(shares)
 
@@ -111,12 +110,12 @@ def lost(shape: tuple[int, ...], ratio: float, speed: int) -> float:
 def milliseconds(shape: tuple[int, ...], ratio: float, repeats: int = 3) -> tuple[float, float]:
     """Of the processor's time, to plan, and to merge and unmerge, on Wan's grid: the best of some."""
     x = torch.randn(1, WAN[0] * WAN[1] * WAN[2], WIDTH)
-    config, planning, moving = Config(ratio=ratio, region_size=shape), [], []
+    config, planning, moving = PlanSettings(region_size=shape), [], []
     for _ in range(repeats):
         start = time.process_time()
         plan = toma.plan(x, WAN, ratio, config)
         planned = time.process_time()
-        plan.unmerge(plan.merge(plan.regions.arrange(x)))
+        plan.unmerge(plan.merge(x))
         planning.append(planned - start)
         moving.append(time.process_time() - planned)
     return 1000 * min(planning), 1000 * min(moving)

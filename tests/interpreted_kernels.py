@@ -15,14 +15,14 @@ from pipelines import denoiser, draw, make
 from torch import Tensor
 
 import tomadiff
-from tomadiff import Config, core, kernels
+from tomadiff import core, kernels
 from tomadiff.core import Plan, partition, similarity, slot_layout
 from tomadiff.core.select import TIE
 from tomadiff.kernels import LARGEST, probe
 from tomadiff.kernels.merge import merge, unmerge
 from tomadiff.kernels.plan import Fused
 from tomadiff.kernels.select import destinations, facility_location
-from tomadiff.methods import toma
+from tomadiff.methods import PlanSettings, toma
 
 DEVICE = torch.device(os.environ.get("TOMADIFF_TEST_DEVICE", "cpu"))
 if DEVICE.type != "cpu":
@@ -89,7 +89,7 @@ def test_a_later_token_must_be_better_by_more_than_rounding() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_destinations_at_the_size_of_a_real_tile_are_cores(dtype: torch.dtype) -> None:
     x = (2 + features(0, 2, 128, 100)).to(dtype)  # cosines near 0.8, and a last block of channels cut short
-    config = Config(ratio=0.5)
+    config = PlanSettings()
     expected = toma.plan(x, (8, 16), 0.5, config).destinations
     regions = partition((8, 16), "tile", 8, False, DEVICE)
     assert torch.equal(destinations(x, regions, slot_layout(regions.lengths, 0.5, DEVICE)), expected)
@@ -186,32 +186,32 @@ def test_merging_and_unmerging_are_cores(
     channels: int,
     text: int,
 ) -> None:
-    config = Config(regions=kind, region_size=4, scale=scale, unmerge=how)
+    config = PlanSettings(regions=kind, region_size=4, scale=scale, unmerge=how)
     tokens = math.prod(grid)
     plan = toma.plan(features(seed, 2, tokens, 12).to(dtype), grid, ratio, config, shifted=shift)
     sequence = features(seed + 1, 2, text + tokens, channels + text).to(dtype)
     x = sequence[:, text:, text:]  # as it is behind text, in the middle of memory
-    regions, exact = plan.regions, exactly(plan)
+    exact = exactly(plan)
 
     merged = merge(plan, x)
-    assert_close(merged, exact.merge(regions.arrange(x.float())), dtype)
+    assert_close(merged, exact.merge(x.float()), dtype)
 
     # by such factors the change is no longer than its dtype, so that nothing is rounded on the way
     y = merged * torch.tensor([-1, 0, 0.5, 2], dtype=dtype)[features(seed + 2, *merged.shape).long() % 4]
-    assert_close(unmerge(plan, y), regions.restore(exact.unmerge(y.float())), dtype)
+    assert_close(unmerge(plan, y), exact.unmerge(y.float()), dtype)
 
-    expected = exact.unmerge(y.float(), regions.arrange(x.float()), merged.float())
-    assert_close(unmerge(plan, y, x, merged), regions.restore(expected), dtype)
+    expected = exact.unmerge(y.float(), x.float(), merged.float())
+    assert_close(unmerge(plan, y, x, merged), expected, dtype)
 
 
 def test_regions_of_more_than_a_block_are_merged_as_well() -> None:
-    plan = toma.plan(features(0, 1, 153, 8), (9, 17), 0.3, Config(region_size=9))
+    plan = toma.plan(features(0, 1, 153, 8), (9, 17), 0.3, PlanSettings(region_size=9))
     assert plan.slots.size > 32 and plan.regions.real is not None
     x = features(1, 1, 153, 70)
     merged = merge(plan, x)
-    assert_close(merged, plan.merge(plan.regions.arrange(x)), torch.float32)
-    expected = plan.unmerge(2 * merged, plan.regions.arrange(x), merged)
-    assert_close(unmerge(plan, 2 * merged, x, merged), plan.regions.restore(expected), torch.float32)
+    assert_close(merged, plan.merge(x), torch.float32)
+    expected = plan.unmerge(2 * merged, x, merged)
+    assert_close(unmerge(plan, 2 * merged, x, merged), expected, torch.float32)
 
 
 # -- what is tried before kernels are used -----------------------------------------------------------------
@@ -249,20 +249,20 @@ def _first(x: Tensor, slots: core.Slots) -> Tensor:
 
 
 def fused(x: Tensor, grid: tuple[int, ...]) -> tuple[Plan, Fused]:
-    plan = toma.plan(x, grid, 0.5, Config(region_size=4))
-    return plan, Fused(plan, partition(grid, "global", 4, False, DEVICE))
+    plan = toma.plan(x, grid, 0.5, PlanSettings(region_size=4))
+    return plan, Fused(plan)
 
 
 def test_a_fused_plan_is_used_as_any_other() -> None:
-    """As a run of two blocks uses one: arranged before the first, restored after the last."""
+    """As two blocks use one."""
     x = features(0, 2, 63, 8)
 
     def run(plan: core.MergePlan) -> Tensor:
-        tokens = plan.regions.arrange(x)
+        tokens = x
         for _ in range(2):
             merged = plan.merge(tokens)
             tokens = plan.unmerge(merged.tanh(), tokens, merged)
-        return plan.regions.restore(tokens)
+        return tokens
 
     plain, twin = fused(x, (7, 9))
     torch.testing.assert_close(run(twin), run(plain))
@@ -277,9 +277,7 @@ def test_gradients_go_through_a_fused_plan() -> None:
     whole = x.clone().requires_grad_()
     twin.unmerge(2 * twin.merge(whole), whole, twin.merge(whole)).square().sum().backward()
     again = x.clone().requires_grad_()
-    arranged = plain.regions.arrange(again)
-    changed = plain.unmerge(2 * plain.merge(arranged), arranged, plain.merge(arranged))
-    plain.regions.restore(changed).square().sum().backward()
+    plain.unmerge(2 * plain.merge(again), again, plain.merge(again)).square().sum().backward()
     torch.testing.assert_close(whole.grad, again.grad)
 
 
@@ -292,6 +290,6 @@ def test_pipelines_draw_the_same_with_kernels(name: str, where: str, monkeypatch
         monkeypatch.setenv("TOMADIFF_KERNELS", used)
         pipe = tomadiff.apply(make(name), ratio=0.5, where=where, region_size=3)
         drawn.append(draw(pipe, steps=8, size=(128, 112), guidance=1.0))
-        plans = denoiser(pipe)._tomadiff.state.plans.values()
+        plans = denoiser(pipe)._tomadiff.plans.values()
         assert {isinstance(kept.plan, Fused) for kept in plans} == {used == "1"}
     torch.testing.assert_close(*drawn, atol=1e-3, rtol=1e-3)

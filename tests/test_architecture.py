@@ -13,7 +13,7 @@ TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src"
 PACKAGE = SOURCE / "tomadiff"
 # What a room may import stands beside or below it. Settings and errors are everybody's.
-FLOORS = {"core": 0, "errors": 1, "config": 1, "methods": 2, "models": 2, "kernels": 2, "runtime": 3}
+FLOORS = {"core": 0, "errors": 1, "methods": 2, "models": 2, "kernels": 2, "config": 2, "runtime": 3}
 FLOORS |= {"tools": 5, "__main__": 5}
 API = 4  # the other files at the root
 ADDED = """

@@ -13,49 +13,18 @@ import numpy as np
 
 from .core import num_kept
 from .errors import ConfigError
+from .methods import METHODS, MODULES, PlanSettings
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "method": ("toma", "tome", "tofu", "todo", "ideal"),
+    "method": tuple(METHODS),
     "regions": ("tile", "stripe", "global"),
     "assign": ("region", "global"),
     "where": ("block", "module", "span", "kv"),
     "unmerge": ("transpose", "pinv", "regression"),
     "share": ("kind", "block"),
 }
-MODULES = ("self", "cross", "mlp")
-
-# What each method does where nothing else is asked for. A setting that a method has not, it can't honour.
-TOMA: dict[str, Any] = {
-    "ratio": 0.5,
-    "regions": "tile",
-    "region_size": 8,
-    "assign": "region",
-    "where": "span",
-    "modules": MODULES,
-    "scale": 1000.0,
-    "unmerge": "transpose",
-    "refresh_destinations": 6,
-    "refresh_weights": 6,
-    "share": "block",
-    "dense_blocks": 1,
-}
-# ToMe and ToFu match anew in every block and step, around self-attention
-MATCHING: dict[str, Any] = {
-    "ratio": 0.5,
-    "where": "module",
-    "modules": ("self",),
-    "refresh_destinations": 1,
-    "refresh_weights": 1,
-    "share": "block",
-    "dense_blocks": 0,
-}
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "toma": TOMA,
-    "tome": MATCHING,
-    "tofu": MATCHING,
-    "todo": MATCHING | {"ratio": 0.75, "where": "kv", "share": "kind"},
-    "ideal": TOMA,
-}
+# Every setting that a method may have defaults for. What others depend on comes first.
+MERGING = tuple(METHODS["toma"].defaults)
 
 Ratio = float | Mapping[str | int, float]
 
@@ -125,7 +94,7 @@ class Config:
             object.__setattr__(self, field.name, _plain(getattr(self, field.name)))
         self._check_choices(["method"])
         self._take_defaults()
-        own = DEFAULTS[self.method]
+        own = METHODS[self.method].defaults
         self._check_choices([name for name in CHOICES if name in own])
         self._check_modules()
         self._check_region_size()
@@ -150,16 +119,16 @@ class Config:
         self._check_fit()
 
     def _take_defaults(self) -> None:
-        own = DEFAULTS[self.method]
+        own = METHODS[self.method].defaults
         if self.ratio == "auto":
             object.__setattr__(self, "ratio", None)
             object.__setattr__(self, "auto", True)
         self._take_interval()
-        for name in TOMA:
+        for name in MERGING:
             if getattr(self, name) is None and name != "ratio":
                 object.__setattr__(self, name, self._default(name))
             elif name not in own:
-                has = [field.name for field in fields(self) if field.name in own or field.name not in TOMA]
+                has = [field.name for field in fields(self) if field.name in own or field.name not in MERGING]
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} can't be honoured: method={self.method!r} has no such "
                     f"setting; it has {_listed(has)}"
@@ -175,7 +144,7 @@ class Config:
             object.__setattr__(self, "interval", tuple(self.interval))
         self._check_interval()
         if self.ratio is None and self.interval != "auto":
-            own = DEFAULTS[self.method]["ratio"] if self.interval == 1 or self.auto else 0.0
+            own = METHODS[self.method].defaults["ratio"] if self.interval == 1 or self.auto else 0.0
             object.__setattr__(self, "ratio", own)
 
     def _check_interval(self) -> None:
@@ -192,10 +161,10 @@ class Config:
             )
 
     def _default(self, name: str) -> Any:
-        """The method's own; what it depends on comes before it in TOMA, and is settled."""
+        """The method's own; what it depends on comes before it in MERGING, and is settled."""
         if name == "modules" and self.where != "module":
             return MODULES  # a block or a span has all of them
-        return DEFAULTS[self.method].get(name)
+        return METHODS[self.method].defaults.get(name)
 
     def _check_choices(self, names: Iterable[str]) -> None:
         for name in names:
@@ -215,7 +184,8 @@ class Config:
             raise ConfigError(
                 'shift=True needs regions="tile" or "stripe": one global region can\'t be shifted'
             )
-        if self.method not in ("toma", "ideal") and self.refresh_destinations != self.refresh_weights:
+        method = METHODS[self.method]
+        if not method.keeps_destinations and self.refresh_destinations != self.refresh_weights:
             raise ConfigError(
                 f"method={self.method!r} finds destinations and who goes there in one act: "
                 f"refresh_destinations={self.refresh_destinations} and "
@@ -228,12 +198,9 @@ class Config:
                 "auto=True can't be honoured with a ratio by range of steps: it measures one; give a number, "
                 "or ratios by level or kind"
             )
-        if self.method == "tofu" and self.share != "block":
-            raise ConfigError(
-                'method="tofu" treats early and late blocks differently: it needs share="block"'
-            )
-        if self.method == "todo" and self.where != "kv":
-            raise ConfigError('method="todo" leaves queries whole: it needs where="kv"')
+        for setting, value, why in method.requires:
+            if getattr(self, setting) != value:
+                raise ConfigError(f'method="{self.method}" {why}: it needs {setting}="{value}"')
 
     def _check_ratio(self) -> None:
         if isinstance(self.ratio, Sequence) and not isinstance(self.ratio, str):
@@ -279,16 +246,7 @@ class Config:
         return dict(ratio)  # a copy: nobody can change it from outside
 
     def _check_reachable(self, ratio: float) -> None:
-        if self.method in ("tome", "tofu") and ratio > 0.75:
-            raise ConfigError(
-                f"ratio={ratio!r} is more than method={self.method!r} can remove: one token of each 2 x 2 "
-                "cell stays, so at most 0.75"
-            )
-        if self.method == "todo" and not any(abs(ratio - (1 - 1 / f**2)) < 0.005 for f in range(2, 9)):
-            raise ConfigError(
-                f'ratio={ratio!r} can\'t be had from method="todo", which downsamples by whole factors: '
-                "0.75 (2 x 2), 0.889 (3 x 3), 0.9375 (4 x 4), ..."
-            )
+        METHODS[self.method].check_ratio(ratio)
         if self.region_size is None or self.regions == "global":
             return
         sizes = (self.region_size,) * 2 if isinstance(self.region_size, int) else self.region_size
@@ -336,10 +294,15 @@ class Config:
     def ranges(self) -> tuple[tuple[int | float, Ratio], ...]:
         """Where ranges of steps begin, the first one at 0, and their ratios."""
         if self.ratio is None:
-            return ((0, DEFAULTS[self.method]["ratio"]),)
+            return ((0, METHODS[self.method].defaults["ratio"]),)
         if not isinstance(self.ratio, tuple):
             return ((0, self.ratio),)
         return self.ratio if self.ratio[0][0] == 0 else ((0, 0.0), *self.ratio)
+
+    def plan_settings(self) -> PlanSettings:
+        """What plans depend on; a method that has no such setting doesn't read it."""
+        given = {each.name: getattr(self, each.name) for each in fields(PlanSettings)}
+        return PlanSettings(**{name: value for name, value in given.items() if value is not None})
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -75,7 +75,7 @@ class Report:
 
 def make_report(sessions: list[Session], second: str | None = None) -> Report:
     """Of one model, or of those that take turns in a generation, the second of which has this name."""
-    first, timed = sessions[0], all(session.state.times.known for session in sessions)
+    first, timed = sessions[0], all(session.times.known for session in sessions)
     return Report(
         model=type(first.model).__name__,
         family=first.family.name if first.family else "",
@@ -83,14 +83,14 @@ def make_report(sessions: list[Session], second: str | None = None) -> Report:
         made_for=first.made_for,
         sites=[
             SiteReport(
-                name=hook.place.name if session is first else f"{second}.{hook.place.name}",
+                name=hook.bound.name if session is first else f"{second}.{hook.bound.name}",
                 kind=hook.site.kind,
-                level=hook.place.level,
-                tokens=hook.tokens,
-                kept=hook.kept,
-                all_kept=[kept for tokens, kept in hook.kept_at.values() if tokens == hook.tokens],
-                calls=hook.calls,
-                dense_calls=hook.dense_calls,
+                level=hook.bound.level,
+                tokens=hook.counts.tokens,
+                kept=hook.counts.kept,
+                all_kept=[n for of, n in hook.counts.kept_at.values() if of == hook.counts.tokens],
+                calls=hook.counts.calls,
+                dense_calls=hook.counts.dense_calls,
             )
             for session in sessions
             for hook in session.sites
@@ -99,9 +99,9 @@ def make_report(sessions: list[Session], second: str | None = None) -> Report:
         steps=_sums([session.counts.steps for session in sessions]),
         model_calls=_sums([session.counts.calls for session in sessions]),
         why=first.counts.why,
-        refreshes=_sums([session.state.plans.refreshes for session in sessions]),
+        refreshes=_sums([session.counts.refreshes for session in sessions]),
         auto=[str(answer) for session in sessions for answer in session.answers.values()],
-        seconds=_sums([session.state.times.seconds for session in sessions]) if timed else None,
+        seconds=_sums([session.times.seconds for session in sessions]) if timed else None,
     )
 
 

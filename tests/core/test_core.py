@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from seeded import features
 from torch import Tensor
 
-from tomadiff import Config
 from tomadiff.core import (
-    Schedule,
+    RefreshSchedule,
     destination_rows,
     facility_location,
     num_kept,
@@ -24,7 +23,7 @@ from tomadiff.core import (
     slot_layout,
 )
 from tomadiff.core.select import LARGE, TIE
-from tomadiff.methods import toma
+from tomadiff.methods import PlanSettings, toma
 
 CPU = torch.device("cpu")
 seeds = st.integers(0, 2**31 - 1)
@@ -180,7 +179,7 @@ def test_kept_is_not_fooled_by_binary_fractions() -> None:
 def plan(
     x: Tensor, grid: tuple[int, ...], ratio: float = 0.5, shifted: bool = False, **fields: object
 ) -> toma.Plan:
-    return toma.plan(x, grid, ratio, Config(**fields), shifted=shifted)
+    return toma.plan(x, grid, ratio, PlanSettings(**fields), shifted=shifted)
 
 
 @settings(max_examples=60, deadline=None)
@@ -202,8 +201,8 @@ def test_plan_is_a_proper_assignment_on_any_grid(
     torch.testing.assert_close(p.assignment.sum(1), real, msg="every token is shared out once")
     assert p.destinations.shape == (2, p.slots.kept)
     assert all(len(set(sample)) == p.slots.kept for sample in p.destinations.tolist()), "no destination twice"
-    assert merged(p, x).shape == (2, p.slots.kept, 5)
-    assert unmerged(p, merged(p, x)).shape == x.shape
+    assert p.merge(x).shape == (2, p.slots.kept, 5)
+    assert p.unmerge(p.merge(x)).shape == x.shape
 
 
 @settings(max_examples=40, deadline=None)
@@ -221,9 +220,9 @@ def test_merge_of_a_constant_is_the_constant(
         unmerge=unmerge,
     )
     constant = torch.full((2, math.prod(grid), 3), 1.7)
-    torch.testing.assert_close(merged(p, constant), torch.full((2, p.slots.kept, 3), 1.7))
+    torch.testing.assert_close(p.merge(constant), torch.full((2, p.slots.kept, 3), 1.7))
     if unmerge != "pinv":
-        torch.testing.assert_close(unmerged(p, merged(p, constant)), constant)
+        torch.testing.assert_close(p.unmerge(p.merge(constant)), constant)
 
 
 @settings(max_examples=30, deadline=None)
@@ -241,7 +240,7 @@ def test_unmerge_after_merge_is_the_identity_on_perfect_clusters(
     x = tiles.restore(copies[:, :, order].reshape(1, 64, 16))
     p = plan(x, (8, 8), 0.5, region_size=4, unmerge=unmerge, assign=assign)
     close = 1e-2 if unmerge == "regression" else 1e-4  # a regression allows for noise
-    torch.testing.assert_close(unmerged(p, merged(p, x)), x, atol=close, rtol=close)
+    torch.testing.assert_close(p.unmerge(p.merge(x)), x, atol=close, rtol=close)
 
 
 @settings(max_examples=30, deadline=None)
@@ -251,7 +250,7 @@ def test_pinv_reconstructs_no_worse_than_transpose(seed: int, scale: float, rati
 
     def error(unmerge: str) -> float:
         p = plan(x, (8, 8), ratio, scale=scale, unmerge=unmerge)
-        return float((unmerged(p, merged(p, x)) - x).norm() / x.norm())
+        return float((p.unmerge(p.merge(x)) - x).norm() / x.norm())
 
     assert error("pinv") <= error("transpose") + 1e-3
 
@@ -264,7 +263,7 @@ def test_regression_predicts_a_smooth_change_better_than_copying(seed: int, rati
 
     def error(unmerge: str) -> float:
         p = plan(tokens, (8, 8), ratio, unmerge=unmerge)
-        return float((unmerged(p, merged(p, change)) - change).norm())
+        return float((p.unmerge(p.merge(change)) - change).norm())
 
     assert error("regression") < error("transpose")
 
@@ -280,13 +279,13 @@ def test_regression_equals_the_formula_written_out() -> None:
     y = features(4, 1, 8, 3)
     mean = y[0].double().mean(0)
     expected = mean + weights @ (y[0].double() - mean)
-    torch.testing.assert_close(unmerged(p, y)[0].double(), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(p.unmerge(y)[0].double(), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_regression_of_equal_tokens_is_their_mean() -> None:
     p = plan(torch.ones(1, 64, 4), (8, 8), 0.5, unmerge="regression")
     y = features(0, 1, 32, 3)
-    torch.testing.assert_close(unmerged(p, y), y.mean(1, keepdim=True).expand(-1, 64, -1), atol=1e-3, rtol=0)
+    torch.testing.assert_close(p.unmerge(y), y.mean(1, keepdim=True).expand(-1, 64, -1), atol=1e-3, rtol=0)
 
 
 def test_merge_equals_the_formula_written_out() -> None:
@@ -300,14 +299,14 @@ def test_merge_equals_the_formula_written_out() -> None:
     m = a / a.sum(1, keepdim=True)
     assert p.destinations[0].tolist() == picks
     y = m @ x[0].double()
-    torch.testing.assert_close(merged(p, x)[0].double(), y, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(unmerged(p, y[None].float())[0].double(), a.T @ y, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(p.merge(x)[0].double(), y, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(p.unmerge(y[None].float())[0].double(), a.T @ y, atol=1e-5, rtol=1e-5)
     onto = features(4, 1, 16, 6)
     torch.testing.assert_close(p.unmerge(2 * p.merge(x), onto, p.merge(x)), onto + p.unmerge(p.merge(x)))
 
 
 def test_new_weights_keep_the_destinations() -> None:
-    config = Config(region_size=4)
+    config = PlanSettings(region_size=4)
     first = toma.plan(features(0, 2, 70, 5), (7, 10), 0.5, config)
     later = features(1, 2, 70, 5)
     second = toma.plan(later, (7, 10), 0.5, config, destinations=first.destinations)
@@ -315,16 +314,8 @@ def test_new_weights_keep_the_destinations() -> None:
     assert not torch.allclose(first.assignment, second.assignment)
     # a destination is nearest to itself, so at this scale it is merged with itself
     chosen = later.gather(1, second.destinations[..., None].expand(-1, -1, 5))
-    unit = torch.nn.functional.cosine_similarity(merged(second, chosen_only(later, second)), chosen, dim=-1)
+    unit = torch.nn.functional.cosine_similarity(second.merge(chosen_only(later, second)), chosen, dim=-1)
     torch.testing.assert_close(unit, torch.ones_like(unit))
-
-
-def merged(p: toma.Plan, x: Tensor) -> Tensor:
-    return p.merge(p.regions.arrange(x))
-
-
-def unmerged(p: toma.Plan, y: Tensor) -> Tensor:
-    return p.regions.restore(p.unmerge(y))
 
 
 def chosen_only(x: Tensor, p: toma.Plan) -> Tensor:
@@ -387,7 +378,7 @@ def test_log_sizes_count_the_tokens_behind_each_merged_one() -> None:
 
 
 def test_schedule_refreshes_weights_more_often_than_destinations() -> None:
-    schedule, destinations, weights, seen = Schedule(10, 5), 0, 0, []
+    schedule, destinations, weights, seen = RefreshSchedule(10, 5), 0, 0, []
     for step in range(1, 21):
         due = schedule.due(step - destinations, step - weights)
         if due:

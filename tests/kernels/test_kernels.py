@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tomadiff import Config, kernels
+from tomadiff import kernels
 from tomadiff.errors import ConfigError
-from tomadiff.methods import toma
+from tomadiff.methods import PlanSettings, toma
 
 pytest.importorskip("triton", reason="Triton is not installed: there is none for this platform")
 
@@ -89,7 +89,7 @@ def test_a_refresh_of_destinations_is_one_launch_and_a_site_two(
     launched: list[Launch] = []
     monkeypatch.setattr(Launch, "run", lambda launch: launched.append(launch))
     x = torch.zeros(2, 5 + math.prod(grid), 16, dtype=torch.float16)[:, 5:]  # behind text
-    plan = toma.plan(torch.rand(2, math.prod(grid), 16).half(), grid, 0.5, Config())
+    plan = toma.plan(torch.rand(2, math.prod(grid), 16).half(), grid, 0.5, PlanSettings())
     with Operations() as torchs:
         select.destinations(x, plan.regions, plan.slots)
         assert len(launched) == 1
@@ -167,7 +167,7 @@ class Noting:
 def test_a_repeated_launch_is_the_one_that_would_be_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Argument by argument; where a trait differs, it is made anew."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # as of tensors on the CPU
-    plan = toma.plan(torch.rand(2, 104, 16), (8, 13), 0.5, Config())
+    plan = toma.plan(torch.rand(2, 104, 16), (8, 13), 0.5, PlanSettings())
     compiled, repeats = Noting(), {}
     monkeypatch.setattr(Launch, "run", lambda launch: compiled)
     varying = ("x", "less", "onto", "out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 import tomadiff
 from tomadiff import Config
-from tomadiff.methods import METHODS, lengths, todo, tofu, tome
+from tomadiff.methods import METHODS, PlanSettings, todo, tofu, tome
 
 GRIDS = st.tuples(st.integers(2, 9), st.integers(2, 9))
 SEEDS = st.integers(0, 10**6)
@@ -59,7 +60,7 @@ def test_tome_joins_the_most_similar_sources(
     seed: int, grid: tuple[int, int], ratio: float, shifted: bool
 ) -> None:
     x = features(seed, 1, math.prod(grid), 5)
-    plan = tome.plan(x, grid, ratio, Config(method="tome", ratio=ratio), shifted=shifted)
+    plan = tome.plan(x, grid, ratio, PlanSettings(), shifted=shifted)
     groups = literal_tome(x[0], grid, ratio, int(shifted))
     assert sorted(map(sorted, groups_of(plan))) == sorted(map(sorted, groups))
     assert {group[0] for group in groups} == set(plan.destinations[0].tolist())
@@ -83,7 +84,7 @@ def test_tome_merges_as_tomesd_does(grid: tuple[int, int], ratio: float) -> None
     merge, unmerge = bipartite_soft_matching_random2d(
         x, grid[1], grid[0], 2, 2, int(tokens * ratio), no_rand=True
     )
-    plan = tome.plan(x, grid, ratio, Config(method="tome", ratio=ratio))
+    plan = tome.plan(x, grid, ratio, PlanSettings())
     assert plan.merge(x).shape == merge(x).shape
     # what two tokens have in common after unmerging tells the groups, in whatever order they come
     places = torch.arange(merge(x).shape[1], dtype=torch.float32)[None, :, None].expand(2, -1, 1)
@@ -136,10 +137,10 @@ MODULES = ("self", "cross", "mlp")
 def test_tofu_prunes_early_and_keeps_the_largest_norm_later(
     seed: int, grid: tuple[int, int], ratio: float
 ) -> None:
-    x, config = features(seed, 1, math.prod(grid), 5), Config(method="tofu", ratio=ratio)
+    x = features(seed, 1, math.prod(grid), 5)
     y = features(seed + 1, 1, math.prod(grid), 3)
     groups = {group[0]: group for group in literal_tome(x[0], grid, ratio, 0)}
-    early, late = (tofu.plan(x, grid, ratio, config, depth=depth) for depth in (0.49, 0.5))
+    early, late = (tofu.plan(x, grid, ratio, PlanSettings(), depth=depth) for depth in (0.49, 0.5))
     assert set(early.destinations[0].tolist()) == set(groups)
     torch.testing.assert_close(early.merge(y)[0], y[0, early.destinations[0]])
     for token, merged in zip(late.destinations[0].tolist(), late.merge(y)[0]):
@@ -156,7 +157,7 @@ def test_tofu_prunes_in_the_first_half_of_the_blocks_as_they_run() -> None:
     pipe = tomadiff.apply(make("sd1"), method="tofu")
     patch = denoiser(pipe)._tomadiff
     denoiser(pipe)(**bare_call(denoiser(pipe)))
-    kinds = {key.name.partition(".")[0]: type(kept.plan) for key, kept in patch.state.plans.items()}
+    kinds = {key.name.partition(".")[0]: type(kept.plan) for key, kept in patch.plans.items()}
     assert kinds == {"down_blocks": tofu.Pruning, "mid_block": tofu.Pruning, "up_blocks": tofu.Mlerp}
 
 
@@ -171,7 +172,7 @@ def test_todo_takes_the_nearest_neighbour_of_a_coarser_grid(
     ratio = 1 - 1 / factor**2
     height, width = grid
     x = features(seed, 2, height * width, 4)
-    plan = todo.plan(x, grid, ratio, Config(method="todo", ratio=ratio))
+    plan = todo.plan(x, grid, ratio, PlanSettings())
     chosen = [row * width + column for row in range(0, height, factor) for column in range(0, width, factor)]
     assert plan.destinations.tolist() == [chosen, chosen]
     assert torch.equal(plan.merge(x), x[:, chosen])
@@ -184,7 +185,7 @@ def test_todo_takes_the_nearest_neighbour_of_a_coarser_grid(
     torch.testing.assert_close(plan.unmerge(2 * y, onto, y), onto + copies)
     sizes = [nearest.count(token) for token in chosen]
     assert plan.log_sizes().exp().round()[0].tolist() == sizes
-    last = todo.plan(x, grid, ratio, Config(method="todo", ratio=ratio), shifted=True).destinations[0]
+    last = todo.plan(x, grid, ratio, PlanSettings(), shifted=True).destinations[0]
     corner = factor - 1
     assert last.tolist() == [
         min(token // width + corner, height - 1) * width + min(token % width + corner, width - 1)
@@ -199,9 +200,9 @@ def test_todo_takes_the_nearest_neighbour_of_a_coarser_grid(
 @pytest.mark.parametrize("method", ["tome", "tofu", "todo"])
 def test_frames_of_a_video_are_merged_each_for_itself(method: str, shifted: bool) -> None:
     x, y, grid = features(0, 2, 90, 5), features(1, 2, 90, 3), (3, 5, 6)
-    settings = {"ratio": 0.75, "config": Config(method=method, ratio=0.75), "shifted": shifted, "depth": 0.9}
-    video = METHODS[method](x, grid, **settings)
-    frames = METHODS[method](x.reshape(6, 30, 5), grid[1:], **settings)
+    settings = {"ratio": 0.75, "settings": PlanSettings(), "shifted": shifted, "depth": 0.9}
+    video = METHODS[method].plan(x, grid, **settings)
+    frames = METHODS[method].plan(x.reshape(6, 30, 5), grid[1:], **settings)
     merged = video.merge(y)
     assert torch.equal(merged.reshape(6, -1, 3), frames.merge(y.reshape(6, 30, 3)))
     assert torch.equal(video.unmerge(merged), frames.unmerge(merged.reshape(6, -1, 3)).reshape(2, 90, 3))
@@ -218,11 +219,11 @@ def test_frames_of_a_video_are_merged_each_for_itself(method: str, shifted: bool
     st.booleans(),
 )
 def test_lengths_are_foretold(method: str, sides: list[int], ratio: float, shifted: bool) -> None:
-    config, grid = Config(method=method, ratio=0.75 if method == "todo" else ratio), tuple(sides)
-    plan = METHODS[method](features(0, 1, math.prod(grid), 4), grid, config.ratio, config, shifted=shifted)
-    foretold, places = lengths(config, grid, config.ratio, torch.device("cpu"))
-    assert plan.destinations.shape == (1, foretold)
-    assert plan.regions.arrange(torch.zeros(1, math.prod(grid), 1)).shape[1] == places
+    ratio, grid = 0.75 if method == "todo" else ratio, tuple(sides)
+    plan = METHODS[method].plan(
+        features(0, 1, math.prod(grid), 4), grid, ratio, PlanSettings(), shifted=shifted
+    )
+    assert plan.destinations.shape == (1, METHODS[method].length(grid, ratio, PlanSettings()))
 
 
 # -- keys and values alone ---------------------------------------------------------------------------------
@@ -261,8 +262,8 @@ def test_unet_attends_from_all_queries_to_merged_keys(method: str, weigh_keys: b
     config = Config(method=method, where="kv", weigh_keys=weigh_keys, dense_blocks=0)
     tomadiff.apply(model, config)
     _, output = called(model, attn)
-    plan = METHODS[method](x, (16, 16), config.ratio, config)
-    merged = plan.merge(plan.regions.arrange(x))
+    plan = METHODS[method].plan(x, (16, 16), config.ratio, config.plan_settings())
+    merged = plan.merge(x)
     q, k, v = (heads_of(p, attn.heads) for p in (attn.to_q(x), attn.to_k(merged), attn.to_v(merged)))
     bias = plan.log_sizes()[:, None, None] if weigh_keys else 0.0
     torch.testing.assert_close(output, attn.to_out[0](attention(q, k, v, bias)), atol=1e-5, rtol=1e-4)
@@ -277,8 +278,8 @@ def test_sd3_attends_from_all_queries_to_merged_keys() -> None:
     config = Config(where="kv", dense_blocks=0)
     tomadiff.apply(model, config)
     _, (image_out, _) = called(model, attn)
-    plan = METHODS["toma"](x, (8, 8), config.ratio, config)
-    merged = plan.merge(plan.regions.arrange(x))
+    plan = METHODS["toma"].plan(x, (8, 8), config.ratio, config.plan_settings())
+    merged = plan.merge(x)
 
     def joined(image: Tensor, own: str, added: str, norm: nn.Module | None, norm_added: Any) -> Tensor:
         parts = [
@@ -305,15 +306,15 @@ def test_flux_keys_have_the_positions_of_their_destinations(weigh_keys: bool) ->
     arguments, _ = called(model, attn)
     x, table = arguments["hidden_states"], arguments["image_rotary_emb"]
     text = x.shape[1] - 64
-    config = Config(where="kv", weigh_keys=weigh_keys, dense_blocks=0)
+    config = Config(ratio={"kv": 0.5}, where="kv", weigh_keys=weigh_keys, dense_blocks=0)
     # joint blocks dense: their change would reach this one
     tomadiff.apply(model, config)
     for hook in model._tomadiff.sites:
-        if hook.place.block is not model.single_transformer_blocks[0]:
-            object.__setattr__(hook.place, "ratios", (0.0,))
+        if hook.bound.block is not model.single_transformer_blocks[0]:
+            hook.site = dataclasses.replace(hook.site, kind="left dense")
     _, output = called(model, attn)
-    plan = METHODS["toma"](x[:, text:], (8, 8), 0.5, config)
-    merged = torch.cat([x[:, :text], plan.merge(plan.regions.arrange(x[:, text:]))], dim=1)
+    plan = METHODS["toma"].plan(x[:, text:], (8, 8), 0.5, config.plan_settings())
+    merged = torch.cat([x[:, :text], plan.merge(x[:, text:])], dim=1)
     places = torch.cat([torch.arange(text), text + plan.destinations[0]])
     q = attn.norm_q(attn.to_q(x).unflatten(-1, (-1, attn.head_dim)))
     k = attn.norm_k(attn.to_k(merged).unflatten(-1, (-1, attn.head_dim)))

@@ -157,10 +157,10 @@ def test_the_pictures_keys_are_where_they_are_declared(case: ModuleType) -> None
     model = build(case)
     tomadiff.apply(model, ratio=0.5, where="kv", dense_blocks=0)
     run(model, case)
-    layout = model._tomadiff.state.layout
+    layout = model._tomadiff.generation.layouts.layout
     hooks = [h for h in model._tomadiff.sites if h.site.keys_inside or h.site.weighed_inside]
-    places = {hook.place.module: hook for hook in hooks}
-    images = {hook: hook.image for hook in hooks}
+    places = {hook.bound.module: hook for hook in hooks}
+    images = {hook: math.prod(layout.grid(hook.bound.level)) for hook in hooks}
     tomadiff.remove(model)
     calls: dict[nn.Module, dict[str, Any]] = {}
 

@@ -98,7 +98,7 @@ def test_a_caller_may_write_into_what_it_was_given() -> None:
 def test_skipped_steps_run_nothing_and_the_report_says_how_many(pipe: Any) -> None:
     tomadiff.apply(pipe, interval=3)
     ran: list[int] = []
-    step = denoiser(pipe)._tomadiff.state.clock
+    step = denoiser(pipe)._tomadiff.clock
     with calls_of(denoiser(pipe)) as calls:
         denoiser(pipe).register_forward_pre_hook(lambda *_: ran.append(step.step))
         assert draw(pipe, steps=STEPS).isfinite().all()
@@ -351,7 +351,7 @@ def test_image_to_image_after_text_to_image_starts_anew() -> None:
 def skipped_after(pipe: Any, change: Any, steps: int = 12, at: int = 5) -> list[int]:
     """The steps that ran, of a generation in which something is changed on the way."""
     ran: list[int] = []
-    clock = denoiser(pipe)._tomadiff.state.clock
+    clock = denoiser(pipe)._tomadiff.clock
     handle = denoiser(pipe).register_forward_pre_hook(lambda *_: ran.append(clock.step))
 
     def turn(pipe: Any, step: int, time: Any, inputs: dict) -> dict:

@@ -33,7 +33,11 @@ from pipelines import bare_call, denoiser, draw, every_pipeline_with, make, text
 from torch import Tensor, nn
 
 import tomadiff
-from tomadiff.runtime.hook import Run
+from tomadiff.core import RefreshSchedule
+from tomadiff.runtime.hook import Span
+from tomadiff.runtime.layout import Layout
+from tomadiff.runtime.model_call import DENSE, ModelCall
+from tomadiff.runtime.plan_cache import PlanCache
 
 PLACES = [{"where": "block"}, {"where": "module"}, {"where": "span"}]
 FORECAST = {"interval": 2}
@@ -328,8 +332,8 @@ def test_each_range_of_steps_has_its_ratio_and_plans(pipe: DiffusionPipeline) ->
         draw(pipe, steps=5, guidance=1.0, callback_on_step_end=note)
         assert seen == [{0.75}, {0.75}, {0.25}, {0.25}, {0.25}]
         report = tomadiff.report(pipe)
-        runs = len({hook.run.sites[0] for hook in denoiser(pipe)._tomadiff.sites})
-        assert report.refreshes == {"destinations": 2 * runs, "weights": 0}, "a plan for each ratio"
+        spans = len({hook.span.number for hook in denoiser(pipe)._tomadiff.sites})
+        assert report.refreshes == {"destinations": 2 * spans, "weights": 0}, "a plan for each ratio"
         assert all([3 * site.tokens // 4, site.tokens // 4] == site.all_kept for site in report.sites)
         assert f"{report.sites[0].all_kept[0]} to {report.sites[0].all_kept[1]} " in str(report)
         assert "1 generation: 5 steps run, 0 forecast" in str(report)
@@ -350,13 +354,13 @@ def test_a_ratio_by_steps_is_refused_in_training() -> None:
 
 def watch_merging(hook: Any, steps: list[int]) -> None:
     """Note the steps in which a site merges."""
-    merge = hook._merge
+    merge = hook.merge
 
     def noted(*args: Any) -> Any:
-        steps.append(hook.state.clock.step)
+        steps.append(hook.session.clock.step)
         return merge(*args)
 
-    hook._merge = noted
+    hook.merge = noted
 
 
 def test_all_steps_dense_equals_the_unpatched_model(pipe: DiffusionPipeline) -> None:
@@ -398,7 +402,7 @@ def copies_error(pipe: DiffusionPipeline, block: nn.Module, name: str) -> float:
     """How far a merged block is from the dense one on eight tokens, copies in clusters of 4, 2, 1 and 1."""
     model = denoiser(pipe)
     patch = model._tomadiff
-    hook = next(hook for hook in patch.sites if hook.place.module is block)
+    hook = next(hook for hook in patch.sites if hook.bound.module is block)
     generator = torch.Generator().manual_seed(0)
     width = block.norm1.norm.normalized_shape[0] if name == "flux" else block.norm1.normalized_shape[0]
     distinct = 3 * torch.randn(1, 4, width, generator=generator)
@@ -411,9 +415,12 @@ def copies_error(pipe: DiffusionPipeline, block: nn.Module, name: str) -> float:
         }
     else:
         call |= {"encoder_hidden_states": torch.randn(1, 3, 32, generator=generator)}
-    patch.state.begin_call()  # as the model would
+    layout = Layout((1, 8))
+    tasks = [hook.task(layout, 0.5, False) if each is hook else DENSE for each in patch.sites]
+    patch.call = ModelCall(0, 0, False, layout, tasks, PlanCache(RefreshSchedule(1, 1)), patch.times)
     with torch.no_grad():
         dense, merged = hook.fn_ref.original_forward(**call), block(**call)
+    patch.call = None
     if name == "flux":
         dense, merged = dense[1], merged[1]
     return distance(dense, merged)
@@ -475,16 +482,17 @@ def test_controlnet_residuals_reach_the_whole_tokens() -> None:
         assert distance(blocks, without) > 1e-3
 
 
-def test_runs_of_blocks_equal_blocks_one_by_one(name: str) -> None:
-    """Tokens stay arranged by regions from block to block; on ragged grids too, that must change nothing."""
+def test_a_span_of_one_block_equals_a_block(name: str) -> None:
+    """On ragged grids too."""
     for settings in ({}, {"shift": True, "share": "block"}, {"assign": "global"}, {"regions": "stripe"}):
         settings = {"share": "kind", "refresh_destinations": 1, "refresh_weights": 1, **settings}
-        pipe = tomadiff.apply(make(name), ratio=0.4, where="block", **settings)
-        size = (176, 272)
-        runs = draw(pipe, seeds=(0, 1), size=size)
-        for hook in denoiser(pipe)._tomadiff.sites:
-            hook.run = Run([hook])
-        assert torch.equal(draw(pipe, seeds=(0, 1), size=size), runs)
+        drawn = []
+        for where in ("block", "span"):
+            pipe = tomadiff.apply(make(name), ratio=0.4, where=where, **settings)
+            for hook in denoiser(pipe)._tomadiff.sites:
+                hook.span = Span(hook.index, [hook])
+            drawn.append(draw(pipe, seeds=(0, 1), size=(176, 272)))
+        assert torch.equal(*drawn)
 
 
 def test_offloading_does_not_lose_the_count_of_generations() -> None:
@@ -507,15 +515,15 @@ def test_offloading_does_not_lose_the_count_of_generations() -> None:
 
 
 def test_a_cache_that_skips_blocks_finds_tokens_in_their_order() -> None:
-    """Also with runs of blocks, whose middle blocks hand on tokens in another order."""
+    """Also with spans of blocks, whose middle blocks hand on merged tokens."""
     results = []
-    for runs in (True, False):
+    for spans in (True, False):
         model = denoiser(make("flux"))
         tomadiff.apply(model, ratio=0.5)
         model.enable_cache(FirstBlockCacheConfig(threshold=1e9))  # always skip, after the first step
-        if not runs:
+        if not spans:
             for hook in model._tomadiff.sites:
-                hook.run = Run([hook])
+                hook.span = Span(hook.index, [hook])
         call = bare_call(model)
         with torch.no_grad(), model.cache_context("cond"):
             results += [model(**call)[0], model(**call | {"timestep": torch.tensor([0.4])})[0]]
@@ -592,8 +600,8 @@ def test_every_scheduler_makes_one_generation_a_call_with_plans_on_schedule(sche
         draw(pipe, steps=4, generator=torch.Generator().manual_seed(0))
         assert tomadiff.report(pipe).generations == count
         # Heun evaluates the model twice in every step but one, PNDM in one
-        assert denoiser(pipe)._tomadiff.state.clock.step in (3, 4, 6)
-        assert len(denoiser(pipe)._tomadiff.state.plans) <= 4, "plans don't pile up"
+        assert denoiser(pipe)._tomadiff.clock.step in (3, 4, 6)
+        assert len(denoiser(pipe)._tomadiff.plans) <= 4, "plans don't pile up"
 
 
 def test_skipped_layers_do_not_leave_a_span_open() -> None:
@@ -671,10 +679,10 @@ def test_autocast_does_not_touch_the_precision_of_plans_and_residuals(name: str)
     call = bare_call(model)
     with torch.no_grad():
         full = model(**call)[0]
-        destinations = [kept.plan.destinations for kept in model._tomadiff.state.plans.values()]
+        destinations = [kept.plan.destinations for kept in model._tomadiff.plans.values()]
         with torch.autocast("cpu", dtype=torch.float16):
             half = model(**call)[0]
-    plan = next(iter(model._tomadiff.state.plans.values())).plan
+    plan = next(iter(model._tomadiff.plans.values())).plan
     assert plan.assignment.dtype == torch.float32
     torch.testing.assert_close(plan.assignment.sum(1), torch.ones_like(plan.assignment.sum(1)))
     assert torch.equal(plan.destinations, destinations[0]), "the first plan is made from the same tokens"

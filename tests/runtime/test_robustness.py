@@ -34,7 +34,7 @@ from tomadiff.core import regions
 from tomadiff.core.select import TIE
 from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.methods import METHODS as METHODS_BY_NAME
-from tomadiff.methods import todo, toma, tome
+from tomadiff.methods import PlanSettings, todo, toma, tome
 from tomadiff.models import family_of
 
 SPAN: dict[str, Any] = {"where": "span"}
@@ -225,7 +225,7 @@ class Interrupt(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if len(self.work) == self.at:
             raise KeyboardInterrupt
-        self.work.append(self.patch.state.times.phase or "model")
+        self.work.append(self.patch.times.phase or "model")
         return func(*args, **(kwargs or {}))
 
 
@@ -281,7 +281,7 @@ def test_an_error_in_a_block_leaves_nothing_of_its_generation_behind(
     call: dict[str, Any] = {"size": (64, 96), "steps": 4, "guidance": 1.0}
     expected = draw(pipe, **call)
     patch = denoiser(pipe)._tomadiff
-    last = list(patch.sites[-1].place.block.children())[-1]  # a hook on the block itself would cut its run
+    last = list(patch.sites[-1].bound.block.children())[-1]  # a hook on the block itself would cut its span
     for good_calls in (0, 2):
         left = iter(range(good_calls))
 
@@ -293,9 +293,7 @@ def test_an_error_in_a_block_leaves_nothing_of_its_generation_behind(
         with pytest.raises(ZeroDivisionError):
             draw(pipe, seeds=(1,), **call)
         handle.remove()
-        assert not patch.state.plans
-        assert not any(hook.run.merged is not None for hook in patch.sites)
-        assert patch.generation is None
+        assert patch.generation is None and patch.call is None
         assert torch.equal(draw(pipe, **call), expected)
 
 
@@ -346,8 +344,8 @@ def test_plans_do_not_depend_on_torchs_default_type(method: str) -> None:
 
     def made() -> list[Tensor]:
         ratio = 0.75 if method == "todo" else 0.5
-        plan = METHODS_BY_NAME[method](x, (7, 9), ratio, tomadiff.Config(method=method), depth=0.3)
-        merged = plan.merge(plan.regions.arrange(x))
+        plan = METHODS_BY_NAME[method].plan(x, (7, 9), ratio, PlanSettings(), depth=0.3)
+        merged = plan.merge(x)
         return [plan.destinations, merged, plan.unmerge(merged), plan.log_sizes()]
 
     expected = made()
@@ -460,10 +458,10 @@ def test_plans_equal_a_literal_version_on_any_grid(
 ) -> None:
     assume(not (shifted and kind == "global"))
     x = torch.randn(1, math.prod(grid), 6, generator=torch.Generator().manual_seed(number))
-    config = tomadiff.Config(regions=kind, region_size=size, assign=assign, scale=20.0, shift=shifted)
+    config = PlanSettings(regions=kind, region_size=size, assign=assign, scale=20.0)
     plan = toma.plan(x, grid, ratio, config, shifted=shifted)
-    merging = plan.merge(plan.regions.arrange(torch.eye(math.prod(grid))[None]))[0].double()
-    unmerging = plan.regions.restore(plan.unmerge(torch.eye(plan.destinations.shape[1])[None]))[0].double()
+    merging = plan.merge(torch.eye(math.prod(grid))[None])[0].double()
+    unmerging = plan.unmerge(torch.eye(plan.destinations.shape[1])[None])[0].double()
     expected = literal(x[0].double(), regions_of(grid, kind, size, shifted), ratio, assign)
     assert sorted(plan.destinations[0].tolist()) == sorted(expected)
     for place, destination in enumerate(plan.destinations[0].tolist()):

@@ -160,8 +160,8 @@ def test_plans_that_are_kept_are_timed_apart_and_others_in_the_call() -> None:
         assert every.seconds > every.plan_seconds + every.merge_seconds + every.unmerge_seconds
         assert kept.peak_bytes > 10**7
         assert kept.level_bytes > 10**7
-    levels, plans = 2, entries[0].patch.state.plans
-    assert plans.refreshes["destinations"] == 4 * levels, "made in every run, for both levels"
+    levels, made = 2, entries[0].patch.counts.refreshes
+    assert made["destinations"] == 4 * levels, "made in every run, for both levels"
     assert not hasattr(model, "_tomadiff")
 
 

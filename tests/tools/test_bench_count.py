@@ -205,7 +205,7 @@ def test_steps_left_out_are_as_if_they_had_run(refreshes: tuple[int, int], shift
     patch = patched(model, **settings)
     attach(patch)
     for step in range(len(cycle.steps) + 2):  # then everything repeats itself
-        with Counter(lambda: patch.state.times.phase) as counter, torch.no_grad():
+        with Counter(lambda: patch.times.phase) as counter, torch.no_grad():
             call(step)
         assert Counts(counter.ops) == cycle.steps[step % len(cycle.steps)]
     detach(patch)

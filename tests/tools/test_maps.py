@@ -29,10 +29,9 @@ def test_the_map_of_a_step_is_the_plan_that_was_used_in_it(pipe: DiffusionPipeli
     recorder = Recorder(pipe, steps=[0, 2])
     draw(pipe, size=(144, 96), steps=3, guidance=1.0, callback_on_step_end=recorder)
     assert [mapped.step for mapped in recorder.maps] == [0, 2]
-    finest = max(hook.tokens for hook, _ in used)
-    plans = [
-        kept.plan for hook, kept in used if hook.tokens == finest and hook.site.kind == used[0][0].site.kind
-    ]
+    finest = max(hook.counts.tokens for hook, _ in used)
+    kind = used[0][0].site.kind
+    plans = [k.plan for hook, k in used if (hook.counts.tokens, hook.site.kind) == (finest, kind)]
     per_step = len(plans) // 3
     for mapped, plan in zip(recorder.maps, (plans[0], plans[2 * per_step])):
         assert torch.equal(mapped.destinations, plan.destinations[-1])
@@ -55,7 +54,7 @@ def check_owners(mapped: MergeMap, plan) -> None:
     for token in range(0, len(mapped.owners), 7):
         x = torch.zeros(len(plan.destinations), len(mapped.owners), 1)
         x[:, token] = 1
-        weights = plan.merge(plan.regions.arrange(x))[-1, :, 0] * plan.log_sizes()[-1].exp()
+        weights = plan.merge(x)[-1, :, 0] * plan.log_sizes()[-1].exp()
         assert plan.destinations[-1, weights.argmax()] == mapped.owners[token]
     own = mapped.owners[mapped.destinations]
     assert (own == mapped.destinations).float().mean() > 0.9, "destinations stay what they are, twins aside"

@@ -11,14 +11,14 @@ from .plan import (
     unmerging_matrix,
 )
 from .regions import Regions, Slots, num_kept, partition, slot_layout
-from .schedule import Schedule
+from .schedule import RefreshSchedule
 from .select import facility_location
 
 __all__ = [
     "MergePlan",
     "Plan",
+    "RefreshSchedule",
     "Regions",
-    "Schedule",
     "Slots",
     "assign",
     "destination_rows",

@@ -17,14 +17,15 @@ REGRESSION_NOISE = 1e-3  # of a variance of 1; keeps the system solvable where m
 class MergePlan(Protocol):
     """What every method's plan can do."""
 
-    regions: Regions  # tokens are given to `merge`, and come from `unmerge`, in their order
-    destinations: Tensor  # [B, K] token numbers, in the order of the merged sequence
+    @property
+    def destinations(self) -> Tensor:
+        """[B, K] token numbers, in the order of the merged sequence."""
 
     def merge(self, x: Tensor) -> Tensor:
-        """Arranged tokens, [B, R * n, C], into merged ones, [B, K, C]."""
+        """Tokens in the order of the image, [B, N, C], into merged ones, [B, K, C]."""
 
     def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
-        """Merged tokens, [B, K, C], into arranged ones, [B, R * n, C].
+        """Merged tokens, [B, K, C], into tokens in the order of the image, [B, N, C].
 
         With `onto` and `merged`, tokens before and after merging, the change y - merged is added to `onto`.
         """
@@ -48,7 +49,8 @@ class Plan:
     unmerging: Tensor  # [B * R, n, k]
 
     def merge(self, x: Tensor) -> Tensor:
-        return self.slots.pack(torch.bmm(self.merging.to(x.dtype), self.regions.split(x)))
+        split = self.regions.split(self.regions.arrange(x))
+        return self.slots.pack(torch.bmm(self.merging.to(x.dtype), split))
 
     def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
         y = self.slots.unpack(y if onto is None else y - merged)
@@ -56,8 +58,9 @@ class Plan:
         if onto is None:
             x = torch.bmm(unmerging, y)
         else:
-            x = torch.baddbmm(self.regions.split(onto.to(y.dtype)), unmerging, y)
-        return x.reshape(-1, self.regions.count * self.regions.size, y.shape[-1])
+            split = self.regions.split(self.regions.arrange(onto.to(y.dtype)))
+            x = torch.baddbmm(split, unmerging, y)
+        return self.regions.restore(x.reshape(-1, self.regions.count * self.regions.size, y.shape[-1]))
 
     def owners(self) -> Tensor:
         slots = self.assignment.argmax(1)  # [B * R, n]

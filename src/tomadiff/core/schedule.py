@@ -7,7 +7,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RefreshSchedule:
     """For how many steps destinations and weights are kept; the second divides the first."""
 
     destinations: int

@@ -20,7 +20,7 @@ ROWS, CHANNELS = 32, 64
 
 
 def merge(plan: Plan, x: Tensor, repeats: Repeats | None = None) -> Tensor:
-    """plan.merge(plan.regions.arrange(x)): tokens of the image, [B, N, C], into merged ones, [B, K, C]."""
+    """plan.merge(x): tokens of the image, [B, N, C], into merged ones, [B, K, C]."""
     x = _readable(x)
     merged = x.new_empty(len(x), plan.slots.kept, x.shape[-1])
     run(repeats, "merge", ("x", "out"), (x, merged), lambda: merge_launch(plan, x, merged))
@@ -34,7 +34,7 @@ def unmerge(
     merged: Tensor | None = None,
     repeats: Repeats | None = None,
 ) -> Tensor:
-    """plan.regions.restore(plan.unmerge(y, onto, merged)), with `onto` [B, N, C] in the image's order too."""
+    """plan.unmerge(y, onto, merged), with `onto` [B, N, C]."""
     y, onto, merged = _readable(y), _readable(onto), _readable(merged)
     x = y.new_empty(len(y), plan.regions.tokens, y.shape[-1])
     varying, tensors = ("x", "less", "onto", "out"), (y, merged, onto, x)

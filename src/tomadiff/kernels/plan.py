@@ -15,12 +15,15 @@ from .merge import merge, unmerge
 
 @dataclass(frozen=True)
 class Fused:
-    """A plan for tokens in the image's order: kernels find them where they are, so nothing is arranged."""
+    """A plan whose kernels find tokens where they are in the image, so that nothing is arranged."""
 
     plan: Plan
-    regions: Regions  # one: nothing moves
     # launches with this plan, to be repeated: sites that share it share these
     repeats: Repeats = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def regions(self) -> Regions:
+        return self.plan.regions
 
     @property
     def destinations(self) -> Tensor:
@@ -28,13 +31,12 @@ class Fused:
 
     def merge(self, x: Tensor) -> Tensor:
         if _trained(x):
-            return self.plan.merge(self.plan.regions.arrange(x))
+            return self.plan.merge(x)
         return merge(self.plan, x, self.repeats)
 
     def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
         if _trained(y, onto, merged):
-            arranged = onto if onto is None else self.plan.regions.arrange(onto)
-            return self.plan.regions.restore(self.plan.unmerge(y, arranged, merged))
+            return self.plan.unmerge(y, onto, merged)
         return unmerge(self.plan, y, onto, merged, self.repeats)
 
     def owners(self) -> Tensor:

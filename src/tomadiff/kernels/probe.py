@@ -46,9 +46,8 @@ def difference(
         # where two are equally good, rounding may decide for the other one
         if not torch.allclose(_coverage(x, plan, chosen), _coverage(x, plan, plan.destinations), rtol=1e-4):
             return "choose worse destinations than core"
-        tokens = plan.regions.arrange(x)
-        merged = plan.merge(tokens)
-        whole = plan.regions.restore(plan.unmerge(2 * merged, tokens, merged))
+        merged = plan.merge(x)
+        whole = plan.unmerge(2 * merged, x, merged)
         repeats: dict = {}
         for _ in range(2):  # the second launch takes another way
             if not _close(merge(plan, x, repeats), merged):

@@ -7,24 +7,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tomadiff.config import Config
-from tomadiff.core import Regions, num_kept, partition
+from . import toma
+from .method import Method, PlanSettings
 
 
 @dataclass(frozen=True)
 class FirstTokens:
-    regions: Regions
-    destinations: Tensor
+    tokens: int
+    destinations: Tensor  # [B, K]
 
     def merge(self, x: Tensor) -> Tensor:
         return x[:, : self.destinations.shape[1]]
 
     def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
         # what the site computed is dropped: putting it anywhere would cost time
-        return y[:, :1].expand(-1, self.regions.tokens, -1) if onto is None else onto
+        return y[:, :1].expand(-1, self.tokens, -1) if onto is None else onto
 
     def owners(self) -> Tensor:
-        everyone = torch.arange(self.regions.tokens, device=self.destinations.device)
+        everyone = torch.arange(self.tokens, device=self.destinations.device)
         return everyone.clamp_max(self.destinations.shape[1] - 1).expand(len(self.destinations), -1)
 
     def log_sizes(self) -> Tensor:
@@ -35,17 +35,20 @@ def plan(
     features: Tensor,
     grid: tuple[int, ...],
     ratio: float,
-    config: Config,
+    settings: PlanSettings,
     *,
     shifted: bool = False,
     depth: float = 0.0,
     destinations: Tensor | None = None,
 ) -> FirstTokens:
-    first = torch.arange(length(grid, ratio, config), device=features.device).expand(features.shape[0], -1)
-    return FirstTokens(partition(grid, "global", 1, False, features.device), first)  # nothing moves
+    first = torch.arange(toma.length(grid, ratio, settings), device=features.device)
+    return FirstTokens(features.shape[1], first.expand(len(features), -1))
 
 
-def length(grid: tuple[int, ...], ratio: float, config: Config) -> int:
-    """As many as ToMA's plans for the same regions."""
-    regions = partition(grid, config.regions, config.region_size, False, torch.device("cpu"))
-    return sum(num_kept(tokens, ratio) for tokens in regions.lengths)
+METHOD = Method(
+    name="ideal",
+    plan=plan,
+    length=toma.length,
+    defaults=toma.METHOD.defaults,
+    keeps_destinations=True,
+)

@@ -9,15 +9,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from tomadiff.config import Config
-from tomadiff.core import Regions, partition
+from tomadiff.errors import ConfigError
+
+from .method import Method, PlanSettings, Requirement
+from .tome import DEFAULTS
 
 
 @dataclass(frozen=True)
 class Downsampling:
     """One token of each cell, the nearest neighbour of a coarser grid, stands for all of it."""
 
-    regions: Regions  # one: nothing moves
     destinations: Tensor  # [B, K]
     cells: Tensor  # [N] the cell of each token
 
@@ -40,7 +41,7 @@ def plan(
     features: Tensor,
     grid: tuple[int, ...],
     ratio: float,
-    config: Config,
+    settings: PlanSettings,
     *,
     shifted: bool = False,
     depth: float = 0.0,
@@ -48,11 +49,10 @@ def plan(
 ) -> Downsampling:
     """The same for all features: a ratio of 1 - 1 / f^2 downsamples by f, whatever the tokens look like."""
     chosen, cells = _downsampled(grid, _factor(ratio), shifted, features.device)
-    regions = partition(grid, "global", 1, False, features.device)
-    return Downsampling(regions, chosen.expand(features.shape[0], -1), cells)
+    return Downsampling(chosen.expand(features.shape[0], -1), cells)
 
 
-def length(grid: tuple[int, ...], ratio: float, config: Config) -> int:
+def length(grid: tuple[int, ...], ratio: float, settings: PlanSettings) -> int:
     return math.prod(grid[:-2]) * math.prod(math.ceil(side / _factor(ratio)) for side in grid[-2:])
 
 
@@ -77,3 +77,21 @@ def _downsampled(
             corner = factor - 1 if shifted else 0
             index = index.index_select(axis, (torch.arange(0, side, factor) + corner).clamp_max(side - 1))
         return index.flatten().to(device), cells.flatten().to(device)
+
+
+def check_ratio(ratio: float) -> None:
+    if not any(abs(ratio - (1 - 1 / f**2)) < 0.005 for f in range(2, 9)):
+        raise ConfigError(
+            f'ratio={ratio!r} can\'t be had from method="todo", which downsamples by whole factors: '
+            "0.75 (2 x 2), 0.889 (3 x 3), 0.9375 (4 x 4), ..."
+        )
+
+
+METHOD = Method(
+    name="todo",
+    plan=plan,
+    length=length,
+    defaults=DEFAULTS | {"ratio": 0.75, "where": "kv", "share": "kind"},
+    requires=(Requirement("where", "kv", "leaves queries whole"),),
+    check_ratio=check_ratio,
+)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from tomadiff.config import Config
-from tomadiff.core import partition
-
-from .tome import Matching, match, pick
+from .method import Method, PlanSettings, Requirement
+from .tome import DEFAULTS, Matching, check_ratio, length, match, pick
 
 PRUNED = 0.5  # the first half of the blocks prune
 
@@ -38,7 +38,7 @@ def plan(
     features: Tensor,
     grid: tuple[int, ...],
     ratio: float,
-    config: Config,
+    settings: PlanSettings,
     *,
     shifted: bool = False,
     depth: float = 0.0,
@@ -46,6 +46,15 @@ def plan(
 ) -> Matching:
     """ToMe's matching, and early blocks prune, later ones merge."""
     reduction = Pruning if depth < PRUNED else Mlerp
-    return reduction(
-        partition(grid, "global", 1, False, features.device), *match(features, grid, ratio, shifted)
-    )
+    return reduction(*match(features, grid, ratio, shifted))
+
+
+METHOD = Method(
+    name="tofu",
+    plan=plan,
+    length=length,
+    defaults=DEFAULTS,
+    requires=(Requirement("share", "block", "treats early and late blocks differently"),),
+    check_ratio=partial(check_ratio, "tofu"),
+    from_block_input=True,
+)

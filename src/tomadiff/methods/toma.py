@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from tomadiff import kernels
-from tomadiff.config import Config
 from tomadiff.core import (
     MergePlan,
     Plan,
@@ -15,6 +14,7 @@ from tomadiff.core import (
     assign,
     facility_location,
     merging_matrix,
+    num_kept,
     partition,
     regression_matrix,
     similarity,
@@ -22,34 +22,36 @@ from tomadiff.core import (
     unmerging_matrix,
 )
 
+from .method import MODULES, Method, PlanSettings
+
 
 def plan(
     features: Tensor,
     grid: tuple[int, ...],
     ratio: float,
-    config: Config,
+    settings: PlanSettings,
     *,
     shifted: bool = False,
     depth: float = 0.0,
     destinations: Tensor | None = None,
 ) -> MergePlan:
     """A plan for features [B, N, C] on a grid of tokens; given `destinations` [B, K], only new weights."""
-    regions = partition(grid, config.regions, config.region_size, shifted, features.device)
+    regions = partition(grid, settings.regions, settings.region_size, shifted, features.device)
     places = slot_layout(regions.lengths, ratio, features.device)
     if destinations is None:
         destinations = _choose(features, regions, places)
-    if config.assign == "global":
-        regions = partition(grid, "global", config.region_size, False, features.device)
+    if settings.assign == "global":
+        regions = partition(grid, "global", settings.region_size, False, features.device)
         places = Slots(regions=1, kept=destinations.shape[1], size=destinations.shape[1])
     split = regions.split(regions.arrange(features))
     real_tokens, real_slots = _each(regions.real, split), _each(places.real, split)
     picks = regions.places_of(places.unpack(destinations))
-    assignment = assign(split, picks, config.scale, real_tokens, real_slots)
+    assignment = assign(split, picks, settings.scale, real_tokens, real_slots)
     merging = merging_matrix(assignment)
-    if config.unmerge == "regression":
+    if settings.unmerge == "regression":
         unmerging = regression_matrix(split, merging, real_slots)
     else:
-        unmerging = unmerging_matrix(assignment, merging, config.unmerge)
+        unmerging = unmerging_matrix(assignment, merging, settings.unmerge)
     plan = Plan(
         regions, places, destinations, assignment, merging.to(features.dtype), unmerging.to(features.dtype)
     )
@@ -57,15 +59,12 @@ def plan(
         return plan
     from tomadiff.kernels.plan import Fused  # brings Triton
 
-    return Fused(plan, partition(grid, "global", config.region_size, False, features.device))
+    return Fused(plan)
 
 
-def lengths(grid: tuple[int, ...], ratio: float, config: Config, device: torch.device) -> tuple[int, int]:
-    """How many tokens plans keep, and in how many places tokens are when arranged for them."""
-    regions = partition(grid, config.regions, config.region_size, False, device)
-    in_order = config.assign == "global" or kernels.usable(torch.empty(0, device=device), regions.size)
-    places = regions.tokens if in_order else regions.count * regions.size
-    return slot_layout(regions.lengths, ratio, device).kept, places
+def length(grid: tuple[int, ...], ratio: float, settings: PlanSettings) -> int:
+    regions = partition(grid, settings.regions, settings.region_size, False, torch.device("cpu"))
+    return sum(num_kept(tokens, ratio) for tokens in regions.lengths)
 
 
 def _choose(features: Tensor, regions: Regions, places: Slots) -> Tensor:
@@ -82,3 +81,25 @@ def _choose(features: Tensor, regions: Regions, places: Slots) -> Tensor:
 def _each(mask: Tensor | None, split: Tensor) -> Tensor | None:
     """A mask over regions, [R, ...], for every sample: [B * R, ...]."""
     return None if mask is None else mask.repeat(split.shape[0] // mask.shape[0], 1)
+
+
+METHOD = Method(
+    name="toma",
+    plan=plan,
+    length=length,
+    keeps_destinations=True,
+    defaults={
+        "ratio": 0.5,
+        "regions": "tile",
+        "region_size": 8,
+        "assign": "region",
+        "where": "span",
+        "modules": MODULES,
+        "scale": 1000.0,
+        "unmerge": "transpose",
+        "refresh_destinations": 6,
+        "refresh_weights": 6,
+        "share": "block",
+        "dense_blocks": 1,
+    },
+)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tomadiff.config import Config
-from tomadiff.core import Regions, num_kept, partition
+from tomadiff.core import num_kept
+from tomadiff.errors import ConfigError
+
+from .method import Method, PlanSettings
 
 CELL = 2  # tokens on the side of a cell, one of which is a destination
 
@@ -20,7 +23,6 @@ CELL = 2  # tokens on the side of a cell, one of which is a destination
 class Matching:
     """Sources that joined a destination, and all others as they are."""
 
-    regions: Regions  # one: nothing moves
     destinations: Tensor  # [B, K] sources that stay, then one token of each cell
     joined: Tensor  # [B, N] the place in that list where each token went
 
@@ -49,18 +51,16 @@ def plan(
     features: Tensor,
     grid: tuple[int, ...],
     ratio: float,
-    config: Config,
+    settings: PlanSettings,
     *,
     shifted: bool = False,
     depth: float = 0.0,
     destinations: Tensor | None = None,
 ) -> Matching:
-    return Matching(
-        partition(grid, "global", 1, False, features.device), *match(features, grid, ratio, shifted)
-    )
+    return Matching(*match(features, grid, ratio, shifted))
 
 
-def length(grid: tuple[int, ...], ratio: float, config: Config) -> int:
+def length(grid: tuple[int, ...], ratio: float, settings: PlanSettings) -> int:
     frames, frame = math.prod(grid[:-2]), grid[-2:]
     cells, _ = _split(frame, False, torch.device("cpu"))
     return frames * max(num_kept(math.prod(frame), ratio), len(cells))
@@ -125,3 +125,31 @@ def _split(grid: tuple[int, ...], shifted: bool, device: torch.device) -> tuple[
         chosen = torch.zeros(grid, dtype=torch.bool)
         chosen[corner] = True
         return index[chosen].to(device), index[~chosen].to(device)
+
+
+def check_ratio(method: str, ratio: float) -> None:
+    if ratio > 1 - 1 / CELL**2:
+        raise ConfigError(
+            f"ratio={ratio!r} is more than method={method!r} can remove: one token of each 2 x 2 cell stays, "
+            "so at most 0.75"
+        )
+
+
+# matched anew in every block and step, around self-attention
+DEFAULTS: dict[str, Any] = {
+    "ratio": 0.5,
+    "where": "module",
+    "modules": ("self",),
+    "refresh_destinations": 1,
+    "refresh_weights": 1,
+    "share": "block",
+    "dense_blocks": 0,
+}
+METHOD = Method(
+    name="tome",
+    plan=plan,
+    length=length,
+    defaults=DEFAULTS,
+    check_ratio=partial(check_ratio, "tome"),
+    from_block_input=True,
+)

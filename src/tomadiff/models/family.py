@@ -59,6 +59,10 @@ class Site:
     weighed_inside: bool = False  # at the call of attention, too, since it takes no mask before
 
     @property
+    def per_token(self) -> tuple[PerTokenArg, ...]:
+        return (*self.rotary, *self.follows)
+
+    @property
     def keys_only(self) -> bool:
         return bool(self.keys_argument or self.keys_projections or self.keys_inside)
 

@@ -20,6 +20,8 @@ from tomadiff.core import destination_rows
 from tomadiff.errors import UnsupportedModelError
 from tomadiff.models import Call
 
+from .model_call import ModelCall, SpanState
+
 if TYPE_CHECKING:
     from .hook import SiteHook
 
@@ -37,18 +39,21 @@ def run_weighed(forward: Forward, call: Call) -> Any:
 
 
 @torch.compiler.disable(reason="keys are merged or weighed at the call of attention, which is not compiled")
-def run_inside(hook: SiteHook, forward: Forward, call: Call) -> Any:
-    """Run a site whose keys and values can't be merged, or weighed, before its attention."""
-    if hook.site.keys_inside:
-        hook.prepare_keys(call)
-    inside = _Inside(hook)
+def run_inside(hook: SiteHook, forward: Forward, inputs: Call, span: SpanState | None = None) -> Any:
+    """Run a site whose keys and values can't be merged, or weighed, before its attention.
+
+    span: where tokens are merged already, and only have to be weighed.
+    """
+    call = hook.session.require_call(hook)
+    if span is None:
+        span = hook.begin_span(inputs)
+        hook.replace_what_belongs_to_tokens(inputs, call, span)
+    inside = _Inside(hook, call, span)
     with inside:
-        output = forward(**call)
-    if hook.site.keys_inside:
-        hook.run.merged = None
+        output = forward(**inputs)
     if not inside.found:
         raise UnsupportedModelError(
-            f"{hook.place.name} did not call torch's scaled_dot_product_attention, where keys are merged and "
+            f"{hook.bound.name} did not call torch's scaled_dot_product_attention, where keys are merged and "
             'weighed: use the attention backend "native" and the processors that came with the model'
         )
     return output
@@ -80,28 +85,28 @@ class _Folding(_AtAttention):
 class _Inside(_AtAttention):
     """Keys and values are merged, unless they come from merged tokens already, and keys are weighed."""
 
-    def __init__(self, hook: SiteHook) -> None:
+    def __init__(self, hook: SiteHook, call: ModelCall, span: SpanState) -> None:
         super().__init__()
-        self.hook, self.merged, self.found = hook, hook.run.merged, False
+        self.hook, self.call, self.span, self.found = hook, call, span, False
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **more: Any
     ) -> Tensor:
-        hook, merged = self.hook, self.merged
-        tokens = hook.image if hook.site.keys_inside else hook.short
+        hook, span, task = self.hook, self.span, self.call.tasks[self.hook.index]
+        tokens = task.tokens if hook.site.keys_inside else task.kept
         if key.shape[2] < tokens:  # of an adapter's few
             return F.scaled_dot_product_attention(query, key, value, attn_mask, **more)
         self.found = True
-        around = hook.state.layout.around(key.transpose(1, 2), hook.site, tokens)
+        around = self.call.layout.around(key.transpose(1, 2), hook.site, tokens)
         if hook.site.keys_inside:
             if attn_mask is not None:
                 attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)
                 if attn_mask.shape[-1] > 1:
-                    attn_mask = destination_rows(merged.destinations, tokens, attn_mask, 3, around[0])
+                    attn_mask = destination_rows(span.destinations, tokens, attn_mask, 3, around[0])
             key, value = self._merged(key, around), self._merged(value, around)
-        if merged.key_bias is None:
+        if span.key_bias is None:
             return F.scaled_dot_product_attention(query, key, value, attn_mask, **more)
-        bias = F.pad(merged.key_bias, around)[:, None, None].to(query.dtype)
+        bias = F.pad(span.key_bias, around)[:, None, None].to(query.dtype)
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             bias = bias.masked_fill(~attn_mask, float("-inf"))
         elif attn_mask is not None:
@@ -110,7 +115,8 @@ class _Inside(_AtAttention):
 
     def _merged(self, x: Tensor, around: tuple[int, int]) -> Tensor:
         """[B, H, S, D] with merged tokens."""
-        sequence = self.hook.alike(x.transpose(1, 2).flatten(2), self.merged._replace(around=around))
+        span = self.span._replace(prefix=around[0], suffix=around[1])
+        sequence = self.hook.merge_like(x.transpose(1, 2).flatten(2), span)
         return sequence.unflatten(2, (x.shape[1], -1)).transpose(1, 2)
 
 

@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,15 +24,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tomadiff.core import Schedule
+from tomadiff.core import RefreshSchedule
 from tomadiff.errors import ConfigError
 
 from .conflicts import cached
 from .files import cache, one_at_a_time, parse_json, write_whole
 from .hook import SiteHook
+from .layout import Layout
 from .machine import processor, versions, wait_for
-from .plan_cache import Plans
-from .schedule import Schedule as StepSchedule
+from .model_call import ModelCall, SiteTask
+from .plan_cache import PlanCache
+from .timing import Times
 
 if TYPE_CHECKING:
     from .session import Session
@@ -41,7 +43,7 @@ LEAST = 1.05  # a speed-up of sites that is worth a changed picture, and can be 
 ROUNDS = (3, 7)  # at least and at most, of a dense and a merged call
 WARM_UP = 4  # calls before these
 ENOUGH = 20.0  # seconds, after which no more rounds than the least are begun
-NEVER = Schedule(10**9, 10**9)  # are plans made anew, while merged calls are timed
+NEVER = RefreshSchedule(10**9, 10**9)  # while merged calls are timed, plans are not made anew
 
 log = logging.getLogger("tomadiff")
 Group = tuple[str, int]  # sites of a kind, at a level
@@ -96,42 +98,42 @@ class Answer:
         return f"{told} ({self.rounds} rounds in {self.took:.1f} s on {on})"
 
 
-def decide(session: Session, call: dict[str, Any]) -> Answer:
-    """Where to merge in this call of the model: as known, as on the disk, or as measured now."""
-    sample = _sample(session, call)
+def decide(session: Session, arguments: dict[str, Any], layout: Layout, cut: bool) -> Answer:
+    """Where to merge in this call of the model: as known, as on the disk, or as measured now.
+
+    cut: every block is a span of its own.
+    """
+    sample = _sample(session, arguments)
     shapes, device = tuple(tensor.shape for tensor in sample), sample[0].device
     precision = [sample[0].dtype, session.model.dtype]
     if torch.is_autocast_enabled(device.type):
         precision.append(torch.get_autocast_dtype(device.type))
-    layout = session.state.layout
+    # a cache cuts spans too, but takes the answer from without it
+    told = cut and not cached(session.model)
     situation = (
         layout.grid(1),
         shapes,
         layout.reference_tokens,
         *precision,
         device,
-        _cut(session),
+        told,
         _compiled(session),
     )
     if situation not in session.answers:
-        about = _about(session, shapes, precision, device)
+        about = _about(session, layout, told, shapes, precision, device)
         file = cache() / "auto" / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.json"
-        session.answers[situation] = _read(file, about, session) or _found_out(session, call, about, file)
+        known = _read(file, about, session)
+        session.answers[situation] = known or _found_out(session, arguments, layout, cut, about, file)
     return session.answers[situation]
 
 
 def group_of(hook: SiteHook) -> Group:
-    return hook.site.kind, hook.place.level
-
-
-def _cut(session: Session) -> bool:
-    """Whether blocks are runs of their own; a cache cuts runs too, but takes the answer from without it."""
-    return session.state.cut and not cached(session.model)
+    return hook.site.kind, hook.bound.level
 
 
 def _compiled(session: Session) -> bool:
     """Whether blocks are, one by one."""
-    return any(hook.region.settings is not None for hook in session.sites)
+    return any(hook.compiler.settings is not None for hook in session.sites)
 
 
 def _sample(session: Session, call: dict[str, Any]) -> list[Tensor]:
@@ -144,7 +146,12 @@ def _sample(session: Session, call: dict[str, Any]) -> list[Tensor]:
 
 
 def _about(
-    session: Session, shapes: tuple[torch.Size, ...], precision: list[torch.dtype], device: torch.device
+    session: Session,
+    layout: Layout,
+    cut: bool,
+    shapes: tuple[torch.Size, ...],
+    precision: list[torch.dtype],
+    device: torch.device,
 ) -> dict[str, Any]:
     """All that an answer depends on, as JSON has it."""
     model = session.model
@@ -159,14 +166,14 @@ def _about(
         "model config": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest(),
         "adapters": bool(getattr(model, "_hf_peft_config_loaded", False)),
         "attention": sorted(attention),
-        "tokens": session.state.layout.grid(1),
+        "tokens": layout.grid(1),
         "sample": shapes,
-        "others": session.state.layout.reference_tokens,
+        "others": layout.reference_tokens,
         "dtype": " / ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in precision)),
         "processor": processor(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "kernels": os.environ.get("TOMADIFF_KERNELS", "auto"),
-        "cut": _cut(session),
+        "cut": cut,
         "compiled": _compiled(session),
         "settings": session.config.asked(),
         "versions": versions(),
@@ -185,12 +192,19 @@ def _read(file: Path, about: dict[str, Any], session: Session) -> Answer | None:
     return answer if answer.about == about and groups == set(_groups(session)) else None
 
 
-def _found_out(session: Session, call: dict[str, Any], about: dict[str, Any], file: Path) -> Answer:
+def _found_out(
+    session: Session,
+    arguments: dict[str, Any],
+    layout: Layout,
+    cut: bool,
+    about: dict[str, Any],
+    file: Path,
+) -> Answer:
     """Measure, say so, and keep the answer."""
     _check(session)
     calls = " to ".join(str(WARM_UP + 2 * rounds) for rounds in ROUNDS)
     log.warning("tomadiff measures where merging gains here, once, in %s calls of the model...", calls)
-    answer = measure(session, lambda: session.model(**_copied(call)), about)
+    answer = measure(session, arguments, layout, cut, about)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with one_at_a_time(file.parent):  # of several that measure at once, the first one's answer holds
@@ -216,25 +230,27 @@ def _check(session: Session) -> None:
         raise ConfigError(f"auto can't measure inside a model that compile() compiled as a whole: {later}")
 
 
-def measure(session: Session, call: Callable[[], Any], about: dict[str, Any]) -> Answer:
+def measure(
+    session: Session, arguments: dict[str, Any], layout: Layout, cut: bool, about: dict[str, Any]
+) -> Answer:
     """Time dense and merged calls in turns, and compare neighbours only: machines change their pace."""
     begin, groups = time.perf_counter(), _groups(session)
-    with _aside(session), _timed(session) as watch:
-        steps = _Steps(session, call, watch)
-        steps.dense(), steps.merged()  # whoever goes first pays for warming up
-        steps.dense()
-        session.state.plans.clear()
-        session.state.times.synchronise = True  # to know what planning takes
-        steps.merged()
-        session.state.times.synchronise = False
+    trials = _Trials(session, arguments, layout, cut)
+    with _timed(session, trials.times, cut) as watch:
+        trials.dense(watch), trials.merged(watch)  # whoever goes first pays for warming up
+        trials.dense(watch)
+        trials.plans.clear()
+        trials.times.synchronise = True  # to know what planning takes
+        trials.merged(watch)
+        trials.times.synchronise = False
         planning = {group: watch.plan[group] / _keeps_plans_for(session) for group in groups}
         rounds: list[tuple[dict[Group, float], dict[Group, float]]] = []
         calls: list[float] = []
         start = time.perf_counter()
         while len(rounds) < ROUNDS[0] or (len(rounds) < ROUNDS[1] and time.perf_counter() - start < ENOUGH):
-            calls.append(steps.dense())
+            calls.append(trials.dense(watch))
             dense = dict(watch.seconds)
-            steps.merged()
+            trials.merged(watch)
             rounds.append((dense, {group: watch.seconds[group] + planning[group] for group in groups}))
     return Answer(
         about=about,
@@ -253,7 +269,8 @@ def _part(group: Group, count: int, rounds: list[tuple[dict[Group, float], dict[
 
 def _groups(session: Session) -> Counter[Group]:
     """Those that may merge, and how many sites are in them."""
-    return Counter(group_of(hook) for hook in session.sites if any(hook.place.ratios))
+    ratios = session.generation.schedule.ratios
+    return Counter(group_of(hook) for hook in session.sites if ratios.ever(*group_of(hook)))
 
 
 def _keeps_plans_for(session: Session) -> float:
@@ -261,35 +278,37 @@ def _keeps_plans_for(session: Session) -> float:
     return session.config.refresh_weights / (1 + session.config.shift)
 
 
-class _Steps:
-    """Calls as in a generation, dense and merged, of which the model's clock doesn't know."""
+class _Trials:
+    """Calls of the model, dense and merged, that are no steps of a generation and leave no trace."""
 
-    def __init__(self, session: Session, call: Callable[[], Any], watch: _Watch) -> None:
-        self.session, self.call, self.watch = session, call, watch
-        self.stride = 2  # steps apart, so that shifted layouts are always the same
+    def __init__(self, session: Session, arguments: dict[str, Any], layout: Layout, cut: bool) -> None:
+        self.session, self.arguments, self.layout = session, arguments, layout
+        self.dense_tasks, self.merging_tasks = session.dense_tasks(), session.merging_tasks(layout, cut)
+        self.plans, self.times = PlanCache(NEVER), Times()
 
-    def dense(self) -> float:
-        return self._run(True)
+    def dense(self, watch: _Watch) -> float:
+        return self._seconds(self.dense_tasks, watch)
 
-    def merged(self) -> float:
-        return self._run(False)
+    def merged(self, watch: _Watch) -> float:
+        return self._seconds(self.merging_tasks, watch)
 
-    def _run(self, dense: bool) -> float:
-        self.session.state.clock.step += self.stride
-        self.session.trial, self.session.state.schedule = dense, StepSchedule()
-        self.watch.clear()
-        wait_for(self.watch.device)
+    def _seconds(self, tasks: Sequence[SiteTask], watch: _Watch) -> float:
+        # always the same layout of regions, where two take turns
+        call = ModelCall(0, 0, False, self.layout, tasks, self.plans, self.times)
+        arguments = _copied(self.arguments)
+        watch.clear()
+        wait_for(watch.device)
         start = time.perf_counter()
-        self.call()
-        wait_for(self.watch.device)
+        self.session.run(call, (), arguments)
+        wait_for(watch.device)
         return time.perf_counter() - start
 
 
 class _Watch:
     """Seconds that groups of sites take in a call, and of these, those for planning if they are known."""
 
-    def __init__(self, session: Session) -> None:
-        self.session, self.device = session, torch.device("cpu")
+    def __init__(self, times: Times) -> None:
+        self.times, self.device = times, torch.device("cpu")
         self.seconds: Counter[Group] = Counter()
         self.plan: Counter[Group] = Counter()
 
@@ -300,49 +319,30 @@ class _Watch:
     def start(self, module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         self.device = next(leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         wait_for(self.device)
-        self._start, self._planned = time.perf_counter(), self.session.state.times.seconds["plan"]
+        self._start, self._planned = time.perf_counter(), self.times.seconds["plan"]
 
     def stop(self, group: Group) -> None:
         wait_for(self.device)
-        planning = self.session.state.times.seconds["plan"] - self._planned
+        planning = self.times.seconds["plan"] - self._planned
         self.plan[group] += planning
         self.seconds[group] += time.perf_counter() - self._start - planning
 
 
 @contextlib.contextmanager
-def _timed(session: Session) -> Iterator[_Watch]:
-    """From outside, run by run: all that merging adds is in it."""
-    watch, handles = _Watch(session), []
+def _timed(session: Session, times: Times, cut: bool) -> Iterator[_Watch]:
+    """From outside, span by span: all that merging adds is in it."""
+    watch, handles = _Watch(times), []
     try:
         for hook in session.sites:
-            module, group = hook.place.module, group_of(hook)
-            if session.state.cut or hook is hook.run.sites[0]:
+            module, group = hook.bound.module, group_of(hook)
+            if cut or hook is hook.span.sites[0]:
                 handles.append(module.register_forward_pre_hook(watch.start, with_kwargs=True))
-            if session.state.cut or hook is hook.run.sites[-1]:
+            if cut or hook is hook.span.sites[-1]:
                 handles.append(module.register_forward_hook(lambda *_, group=group: watch.stop(group)))
         yield watch
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextlib.contextmanager
-def _aside(session: Session) -> Iterator[None]:
-    """What happens to merging in here leaves no trace."""
-    state = session.state
-    owners = (session, state, state.clock, state.layout, state.times, *session.sites)
-    before = [dict(vars(owner)) for owner in owners]
-    try:
-        for owner in owners:
-            vars(owner).update(
-                {name: dict(value) for name, value in vars(owner).items() if type(value) is dict}
-            )
-        state.plans = Plans(NEVER)
-        yield
-    finally:
-        for owner, attributes in zip(owners, before):
-            vars(owner).clear()
-            vars(owner).update(attributes)
 
 
 def _copied(arguments: Any) -> Any:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from tomadiff.core import MergePlan
 from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.models import Call
 
-from .sequence import Merged
+from .model_call import SpanState
 
 if TYPE_CHECKING:
     from .hook import SiteHook
@@ -37,8 +38,8 @@ def number(site: SiteHook) -> int:
     return n
 
 
-class Region:
-    """What is inside a block's hook, compiled for itself where blocks are compiled one by one.
+class BlockCompiler:
+    """Compiles what is inside a block's hook, where blocks are compiled one by one.
 
     Then merging is outside, and what is compiled is the same for all blocks of a kind.
     """
@@ -49,7 +50,7 @@ class Region:
         self._original: Callable[..., Any] | None = None
 
     def take(self, module: nn.Module) -> None:
-        """From now on, `module.compile` is about the region, as `compile_repeated_blocks` calls it."""
+        """From now on, `module.compile`, which `compile_repeated_blocks` calls, compiles the inside alone."""
         module.compile = self.compile
         if module._compiled_call_impl is not None:
             self.settings = _compiled[module][0]
@@ -58,8 +59,8 @@ class Region:
     def compile(self, **settings: Any) -> None:
         self.settings, self._original = settings, None
 
-    def settle(self, original: Callable[..., Any]) -> None:
-        """Compile what is inside, if it is another than the last time."""
+    def compile_inside(self, original: Callable[..., Any]) -> None:
+        """Compile what is inside, if that was asked for and it is another than the last time."""
         if self.settings is not None and self._original is not original:
             self._original, self.forward = original, torch.compile(original, **self.settings)
 
@@ -72,55 +73,68 @@ class Region:
         self.forward = self._original = None
 
 
-# by ourselves, when merging was taken off: with which settings, and what came of it
+# modules that we compiled when merging was taken off: with which settings, and what came of it
 _compiled: weakref.WeakKeyDictionary[nn.Module, tuple[dict[str, Any], Any]] = weakref.WeakKeyDictionary()
 
 
 def by_others(module: nn.Module) -> bool:
-    """Whether a module was compiled, and not by `Region.give_back`."""
+    """Whether a module was compiled, and not by `BlockCompiler.give_back`."""
     compiled = module._compiled_call_impl
     return compiled is not None and (module not in _compiled or _compiled[module][1] is not compiled)
 
 
-def merge(site: SiteHook, call: Call, first: bool) -> Merged:
-    whole = call[site.argument]
-    names, tensors = _flat({site.argument: whole, **call})
-    weighed = site.state.config.weigh_keys
-    around = site.around(whole, in_order=first)
-    sequence, destinations, bias = _merge(
-        site.number, first, weighed, sum(around), site.short, names, tensors
-    )
-    return Merged(sequence, whole, destinations, bias if weighed else None, around)
+def perform(site: SiteHook, action: str, *args: Any) -> Any:
+    """An action of a site, "merge", "merge_like" or "unmerge": by its method or, in compiled code, by the
+    operator that calls this method."""
+    if torch.compiler.is_compiling():
+        return OPERATORS[action](site, *args)
+    return getattr(site, action)(*args)
 
 
-def alike(site: SiteHook, other: Tensor, merged: Merged) -> Tensor:
-    return _alike(site.number, *merged.around, other, merged.sequence)
+def _operate_merge(site: SiteHook, inputs: Call) -> SpanState:
+    whole = inputs[site.argument]
+    names, tensors = _flat({site.argument: whole, **inputs})
+    weighed = site.session.config.weigh_keys
+    prefix, suffix = site.around(whole)
+    kept = site.session.require_call(site).tasks[site.index].kept
+    sequence, destinations, bias = _merge(site.number, weighed, prefix + suffix, kept, names, tensors)
+    return SpanState(sequence, whole, destinations, bias if weighed else None, prefix, suffix)
 
 
-def unmerge(site: SiteHook, y: Tensor, place: int, last: bool, done: bool, merged: Merged) -> Tensor:
-    length = site.image if last else site.places
-    return _unmerge(site.number, place, last, done, *merged.around, length, y, merged.sequence, merged.whole)
+def _operate_merge_like(site: SiteHook, other: Tensor, span: SpanState) -> Tensor:
+    return _merge_like(site.number, span.prefix, span.suffix, other, span.sequence)
+
+
+def _operate_unmerge(site: SiteHook, y: Tensor, span: SpanState) -> Tensor:
+    return _unmerge(site.number, span.prefix, span.suffix, y, span.sequence, span.original)
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "merge": _operate_merge,
+    "merge_like": _operate_merge_like,
+    "unmerge": _operate_unmerge,
+}
 
 
 @torch.library.custom_op("tomadiff::merge", mutates_args=(), **TAGS)
 def _merge(
-    site: int, first: bool, weighed: bool, around: int, kept: int, names: str, tensors: Sequence[Tensor]
+    site: int, weighed: bool, around: int, kept: int, names: str, tensors: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     hook = _sites[site]
-    merged = hook.merge(_call(names, tensors), first)
-    if merged.sequence.shape[1] != around + kept:
+    span = hook.merge(_call(names, tensors))
+    if span.sequence.shape[1] != around + kept:
         raise UnsupportedModelError(
-            f"{hook.place.name} has other tokens than the image's: they can't be merged in compiled code"
+            f"{hook.bound.name} has other tokens than the image's: they can't be merged in compiled code"
         )
-    bias = merged.key_bias if weighed else merged.sequence.new_empty(0)
-    held = (*tensors, merged.destinations, bias, *_held(hook))
-    sequence, destinations, bias = _owned((merged.sequence, merged.destinations, bias), held)
+    bias = span.sequence.new_empty(0) if span.key_bias is None else span.key_bias
+    held = (*tensors, span.destinations, bias, *_held(hook))
+    sequence, destinations, bias = _owned((span.sequence, span.destinations, bias), held)
     return sequence, destinations, bias
 
 
 @_merge.register_fake
 def _(
-    site: int, first: bool, weighed: bool, around: int, kept: int, names: str, tensors: Sequence[Tensor]
+    site: int, weighed: bool, around: int, kept: int, names: str, tensors: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     whole = tensors[0]
     return (
@@ -130,50 +144,33 @@ def _(
     )
 
 
-@torch.library.custom_op("tomadiff::alike", mutates_args=(), **TAGS)
-def _alike(site: int, before: int, behind: int, other: Tensor, sequence: Tensor) -> Tensor:
+@torch.library.custom_op("tomadiff::merge_like", mutates_args=(), **TAGS)
+def _merge_like(site: int, prefix: int, suffix: int, other: Tensor, sequence: Tensor) -> Tensor:
     hook = _sites[site]
-    result = hook.alike(other, _merged(site, before, behind, sequence, other))
-    return _owned([result], (other, sequence, *_held(hook)))[0]
+    span = SpanState(sequence, other, _plan(hook).destinations, None, prefix, suffix)
+    return _owned([hook.merge_like(other, span)], (other, sequence, *_held(hook)))[0]
 
 
-@_alike.register_fake
-def _(site: int, before: int, behind: int, other: Tensor, sequence: Tensor) -> Tensor:
+@_merge_like.register_fake
+def _(site: int, prefix: int, suffix: int, other: Tensor, sequence: Tensor) -> Tensor:
     return other.new_empty(len(other), sequence.shape[1], other.shape[2])
 
 
 @torch.library.custom_op("tomadiff::unmerge", mutates_args=(), **TAGS)
-def _unmerge(
-    site: int,
-    place: int,
-    last: bool,
-    done: bool,
-    before: int,
-    behind: int,
-    length: int,
-    y: Tensor,
-    sequence: Tensor,
-    whole: Tensor,
-) -> Tensor:
+def _unmerge(site: int, prefix: int, suffix: int, y: Tensor, sequence: Tensor, original: Tensor) -> Tensor:
     hook = _sites[site]
-    merged, held = _merged(site, before, behind, sequence, whole), (y, sequence, whole, *_held(hook))
-    return _owned([hook.unmerge(y, place, last, done, merged)], held)[0]
+    span = SpanState(sequence, original, _plan(hook).destinations, None, prefix, suffix)
+    return _owned([hook.unmerge(y, span)], (y, sequence, original, *_held(hook)))[0]
 
 
 @_unmerge.register_fake
-def _(
-    site: int,
-    place: int,
-    last: bool,
-    done: bool,
-    before: int,
-    behind: int,
-    length: int,
-    y: Tensor,
-    sequence: Tensor,
-    whole: Tensor,
-) -> Tensor:
-    return y.new_empty(len(y), before + length + behind, y.shape[2])
+def _(site: int, prefix: int, suffix: int, y: Tensor, sequence: Tensor, original: Tensor) -> Tensor:
+    return y.new_empty(len(y), original.shape[1] - sequence.shape[1] + y.shape[1], y.shape[2])
+
+
+def _plan(hook: SiteHook) -> MergePlan:
+    """The plan of the span that a site is in."""
+    return hook.session.require_call(hook).span_plans[hook.span.number].plan
 
 
 def _no_gradients(context: Any, *gradients: Any) -> None:
@@ -183,13 +180,8 @@ def _no_gradients(context: Any, *gradients: Any) -> None:
     )
 
 
-for _operator in (_merge, _alike, _unmerge):
+for _operator in (_merge, _merge_like, _unmerge):
     _operator.register_autograd(_no_gradients)
-
-
-def _merged(site: int, before: int, behind: int, sequence: Tensor, whole: Tensor) -> Merged:
-    plan = _sites[site].run.kept.plan
-    return Merged(sequence, whole, plan.destinations, None, (before, behind), plan)
 
 
 def _flat(call: Call) -> tuple[str, list[Tensor]]:
@@ -224,9 +216,7 @@ def _owned(results: Iterable[Tensor], held: Iterable[Tensor]) -> list[Tensor]:
 
 def _held(hook: SiteHook) -> list[Tensor]:
     """What a site keeps from one operator, or one step, to the next."""
-    kept, arranged = hook.run.kept, hook.run.arranged
-    tensors = [] if arranged is None else [arranged]
-    return tensors if kept is None else tensors + _tensors(kept.plan)
+    return _tensors(_plan(hook))
 
 
 def _tensors(plan: Any) -> list[Tensor]:

@@ -5,6 +5,8 @@ Looked for in every call, since it may come at any time; refused with what to do
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -39,16 +41,77 @@ def cached(model: nn.Module) -> bool:
     return any(getattr(model, mark, None) for mark in (BY_DIFFUSERS, BY_CACHE_DIT))
 
 
-def act_between_blocks(model: nn.Module, hooks: list[SiteHook]) -> bool:
+class Surroundings:
+    """What others put on a model and on its sites, compared from call to call.
+
+    A call in which nothing of it changed needs no checks: `version` is the same as in the last call. The
+    comparison is part of every call, so it reads the dicts behind modules: nn.Module takes long to say that
+    it has no such attribute.
+    """
+
+    def __init__(self, model: nn.Module, hooks: list[SiteHook]) -> None:
+        self._model, self._hooks = model, hooks
+        self._last: list[Any] = []
+        self.version = 0
+        self.between_blocks = False  # something acts there, which must find all tokens
+
+    def look(self) -> None:
+        """Before each call; where something changed, our hooks are brought in order."""
+        if self._last and self._snapshot() == self._last:
+            return
+        for hook in self._hooks:
+            hook.adjust()
+        self.between_blocks = _act_between_blocks(self._model, self._hooks)
+        self.version += 1
+        self._watch()
+        self._last = self._snapshot()
+
+    def _watch(self) -> None:
+        """Where to look from now on."""
+        modules = [hook.bound.module for hook in self._hooks]
+        attentions = [attention for hook in self._hooks for attention in hook.attentions]
+        queries = [attention._modules.get("to_q") for attention in attentions]
+        self._fn_refs = [hook.fn_ref for hook in self._hooks]
+        self._compilers = [hook.compiler for hook in self._hooks]
+        self._torch_hooks = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
+        self._processors = [d for a in attentions for d in (vars(a), a._modules)]
+        self._with_registries = [vars(m) for m in (*modules, *attentions, *queries) if m is not None]
+        # modules that a LoRA may have put itself in the place of, and projections that may be fused
+        self._members = [(attention._modules, "to_q") for attention in attentions]
+        self._members += [(h.bound.block._modules, h.site.path) for h in self._hooks if h.site.path]
+        self._blocks = [hook.bound.block for hook in self._hooks if hook.site.path]
+        for hook in self._hooks:
+            self._members += [(hook.bound.module._modules, name) for name in hook.site.keys_projections]
+            if hook.site.keys_only:
+                self._members.append((vars(hook.bound.module), "fused_projections"))
+
+    def _snapshot(self) -> list[Any]:
+        registries = [attributes.get("_diffusers_hook") for attributes in self._with_registries]
+        return [
+            [vars(self._model).get(mark) for mark in (BY_DIFFUSERS, BY_CACHE_DIT)],
+            [fn_ref.forward for fn_ref in self._fn_refs],
+            [fn_ref.original_forward for fn_ref in self._fn_refs],
+            [hook.fn_ref for hook in self._hooks],
+            [compiler.settings for compiler in self._compilers],
+            [len(hooks) for hooks in self._torch_hooks],
+            [attributes.get("processor") for attributes in self._processors],
+            registries,
+            [len(registry.hooks) for registry in registries if registry is not None],
+            [attributes.get(name) for attributes, name in self._members],
+            [block._compiled_call_impl for block in self._blocks],
+        ]
+
+
+def _act_between_blocks(model: nn.Module, hooks: list[SiteHook]) -> bool:
     """Whether caches or other hooks do, or leave blocks out: they must find all tokens in their order."""
     return getattr(model, BY_CACHE_DIT, False) or any(
-        len(hook.place.module._diffusers_hook.hooks) > 1 or _looks_inside(hook) for hook in hooks
+        len(hook.bound.module._diffusers_hook.hooks) > 1 or _has_hooks_inside_its_span(hook) for hook in hooks
     )
 
 
-def _looks_inside(hook: SiteHook) -> bool:
-    """Whether one of torch's hooks is between a site and its neighbours in a run."""
-    module, sites = hook.place.module, hook.run.sites
+def _has_hooks_inside_its_span(hook: SiteHook) -> bool:
+    """Whether one of torch's hooks is between a site and its neighbours."""
+    module, sites = hook.bound.module, hook.span.sites
     before, behind = bool(module._forward_pre_hooks), bool(module._forward_hooks)
     return (before and hook is not sites[0]) or (behind and hook is not sites[-1])
 
@@ -57,21 +120,20 @@ def check_model(model: nn.Module, hooks: list[SiteHook]) -> None:
     """What would get in the way of merging anywhere in a model."""
     _check_modules(hooks)
     _check_caches(model, hooks)
-    _check_checkpointing(model)
 
 
 def _check_modules(hooks: list[SiteHook]) -> None:
     """LoRA puts layers of its own in the place of linear ones, and unloading puts those back."""
-    for place in (hook.place for hook in hooks if hook.site.path):
-        if place.block._compiled_call_impl is not None:
+    for bound in (hook.bound for hook in hooks if hook.site.path):
+        if bound.block._compiled_call_impl is not None:
             raise ConfigError(
-                f"{place.name} is inside a block that is compiled for itself, and each block would be "
+                f"{bound.name} is inside a block that is compiled for itself, and each block would be "
                 'compiled anew: use where="span" or "block", or compile the whole model'
             )
-        module = getattr(place.block, place.site.path)
-        if getattr(module, "_orig_mod", module) is not place.module:
+        module = getattr(bound.block, bound.site.path)
+        if getattr(module, "_orig_mod", module) is not bound.module:
             raise ConfigError(
-                f"{place.name} is another module than when merging was applied, as after loading or "
+                f"{bound.name} is another module than when merging was applied, as after loading or "
                 "unloading a LoRA: call tomadiff.apply again"
             )
 
@@ -84,14 +146,14 @@ def _check_caches(model: nn.Module, hooks: list[SiteHook]) -> None:
             f"{type(cache).__name__} caches inside blocks, where tokens are merged and others at every "
             f"refresh: call disable_cache(), or use one of {', '.join(BLOCK_CACHES)}"
         )
-    if any(name.startswith(BLOCK_CACHE_HOOKS) for hook in hooks for name in hook.inside()):
+    if any(name.startswith(BLOCK_CACHE_HOOKS) for hook in hooks for name in hook.inner_hooks()):
         raise ConfigError(
             "the cache would keep merged tokens, which are others at every refresh: "
             "call disable_cache(), then tomadiff.apply, and enable_cache() after it"
         )
 
 
-def _check_checkpointing(model: nn.Module) -> None:
+def check_checkpointing(model: nn.Module) -> None:
     if torch.is_grad_enabled() and any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
         raise ConfigError(
             "gradient checkpointing runs blocks again when their plans are gone: "
@@ -100,12 +162,10 @@ def _check_checkpointing(model: nn.Module) -> None:
 
 
 def check_attention(hook: SiteHook) -> None:
-    """What can't be done to the attention of a site that merges in this call."""
-    if hook.idle:
-        return
-    name, site = hook.place.name, hook.site
+    """What can't be done to the attention of a site that merges."""
+    name, site = hook.bound.name, hook.site
     apart = site.keys_only and not site.keys_inside
-    if apart and getattr(hook.place.module, "fused_projections", False):
+    if apart and getattr(hook.bound.module, "fused_projections", False):
         raise ConfigError(
             f'{name} computes queries, keys and values at once, and where="kv" needs them '
             "apart: call unfuse_qkv_projections()"
@@ -117,7 +177,7 @@ def check_attention(hook: SiteHook) -> None:
                 f"{name} has a {processor}, whose attention maps have to be of all tokens: "
                 "leave it dense, with a ratio for the other levels, as in ratio={1: 0.5, 2: 0.5, 4: 0.5}"
             )
-        if processor.startswith("PAG") and (site.keys_only or hook.state.config.weigh_keys):
+        if processor.startswith("PAG") and (site.keys_only or hook.session.config.weigh_keys):
             raise ConfigError(
                 f"{name} has a {processor}, which takes neither merged keys nor weights for "
                 'them: use where="span", "block" or "module", and no weigh_keys'

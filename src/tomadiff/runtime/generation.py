@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch import nn
 
 from tomadiff.config import Config
+from tomadiff.core import RefreshSchedule
+from tomadiff.models import Family
 
 from .conditions import Adapters, Conditions
 from .forecast import History
+from .layout import LayoutReader
+from .model_call import SiteTask
+from .plan_cache import PlanCache
 from .sampling import FirstStepWatch, Sampling, sampling_of, watch_first_step
 from .schedule import Schedule, make_schedule
 
 
 class Generation:
-    """Of one model. Each call of a step, by its number, has a history of its own."""
+    """Of one model. Each call of a step, by its number, has a history of its own.
+
+    refreshes: counts the plans that are made, for the report.
+    """
 
     def __init__(
-        self, config: Config, model: nn.Module, scheduler: Any, steps: int | None, obstacle: str | None
+        self,
+        config: Config,
+        model: nn.Module,
+        family: Family | None,
+        scheduler: Any,
+        steps: int | None,
+        obstacle: str | None,
+        refreshes: dict[str, int],
     ) -> None:
         self._config, self._scheduler, self._steps, self._obstacle = config, scheduler, steps, obstacle
         self._model = model
@@ -26,10 +42,15 @@ class Generation:
         if config.interval != 1 and scheduler is not None:
             self._watch = watch_first_step(scheduler)
         self.sampling, self.schedule = self._plan({})
+        self.plans = PlanCache(
+            RefreshSchedule(config.refresh_destinations, config.refresh_weights), refreshes
+        )
+        self.layouts = None if family is None else LayoutReader(model, family)
+        self.tasks: dict[Hashable, Sequence[SiteTask]] = {}  # of all sites, by what decides them
         self._adapters: Adapters | None = None
         self._histories: dict[int, History] = {}
         self._conditions: dict[int, Conditions] = {}
-        self.turn = -1  # counts the steps that run, from 0
+        self._steps_run = 0
         self._last = -1
 
     def look_at_first_step(self) -> None:
@@ -49,8 +70,13 @@ class Generation:
 
     def run(self, step: int) -> None:
         """Take note of a step that runs; of each of its calls."""
-        self.turn += step != self._last
+        self._steps_run += step != self._last
         self._last = step
+
+    @property
+    def shifted(self) -> bool:
+        """Whether regions are shifted in this step: in every other one that runs."""
+        return self._config.shift and self._steps_run % 2 == 0
 
     def end(self) -> None:
         """Leave nothing behind on the scheduler."""

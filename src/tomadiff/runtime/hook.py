@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -19,116 +18,117 @@ from tomadiff.models import Call, PerTokenArg, Site
 
 from . import compile
 from .attention import run_inside, run_weighed
-from .per_token import alter, follow
-from .plan_cache import KeptPlan
+from .layout import Layout
+from .model_call import ModelCall, SiteTask, SpanState
+from .per_token import gather_rows, map_argument
 from .planner import BLOCK_INPUT, Planner
-from .sequence import Merged, picture, with_image_tokens
-from .sites import Place
-from .state import State
+from .sequence import image_tokens, with_image_tokens
+from .sites import BoundSite
 from .undo import Snapshot, drop_pre_hook
 
+if TYPE_CHECKING:
+    from .session import Session
+
 HOOK = "tomadiff"  # our name in diffusers' hook registries
+ATTENTION_KWARGS = ("cross_attention_kwargs", "joint_attention_kwargs")  # arguments that hold arguments
 
 
 @dataclass
-class Run:
-    """Sites that run one after the other, and the tokens on their way through them.
+class Span:
+    """Sites that run one after the other. The first one merges for all of them, and the last one unmerges."""
 
-    Blocks don't care about the order of tokens, so these are arranged by regions before the first block and
-    restored after the last; in a span they are also merged and unmerged only there.
-    """
-
-    sites: list[SiteHook] = field(default_factory=list)
-    merged: Merged | None = None
-    # what compiled code does not see
-    kept: KeptPlan | None = None
-    arranged: Tensor | None = None  # the picture's tokens, where that moved any
-
-    def clear(self) -> None:
-        self.merged = self.kept = self.arranged = None
+    number: int
+    sites: list[SiteHook]
 
 
-def join_runs(hooks: list[SiteHook]) -> None:
-    """Let neighbouring blocks share a run."""
-    runs: dict[str, Run] = {}
+def join_spans(hooks: list[SiteHook]) -> None:
+    """Let blocks of the same list share a span."""
+    spans: dict[str, Span] = {}
     for hook in hooks:
-        hook.run = runs.setdefault(hook.place.neighbours, Run())
-        hook.run.sites.append(hook)
+        hook.span = spans.setdefault(hook.bound.list_name, Span(hook.index, []))
+        hook.span.sites.append(hook)
+
+
+@dataclass
+class SiteCounts:
+    """What a site did since `apply`, for the report."""
+
+    calls: int = 0
+    dense_calls: int = 0
+    tokens: int = 0  # in the last merged call
+    kept: int = 0
+    kept_at: dict[float, tuple[int, int]] = field(default_factory=dict)  # by ratio: tokens, and those kept
+
+    def add(self, task: SiteTask, lengths: tuple[int, int] | None) -> None:
+        """Count a call, in which merging changed the number of tokens from and to these lengths."""
+        self.calls += 1
+        if task.merged and lengths is not None:
+            self.tokens, self.kept = self.kept_at[task.ratio] = lengths
+        elif not task.merged:
+            self.dense_calls += 1
+            if task.tokens and task.tokens != self.tokens:  # else, what merging kept is the better news
+                self.tokens = self.kept = task.tokens
 
 
 class SiteHook(ModelHook):
-    """Merge, run, unmerge: around a submodule, a block, or with its neighbours around a span of blocks.
+    """Merge, run, unmerge: around a submodule, a block, or with its neighbours around a span of blocks."""
 
-    `merge`, `alike` and `unmerge` do the work. In compiled code, operators take their places: the methods
-    of the same names with an underscore choose.
-    """
-
-    def __init__(self, state: State, place: Place) -> None:
+    def __init__(self, session: Session, bound: BoundSite, index: int) -> None:
         super().__init__()
-        self.state, self.place, self.site = state, place, place.site
-        if not self.site.path and compile.by_others(place.module):
+        self.session, self.bound, self.site, self.index = session, bound, bound.site, index
+        if not self.site.path and compile.by_others(bound.module):
             raise ConfigError(
-                f"{place.name} is compiled already, and merging has to be around what is compiled: "
+                f"{bound.name} is compiled already, and merging has to be around what is compiled: "
                 "call tomadiff.apply first, then compile_repeated_blocks()"
             )
-        self.parameters = parameter_names(place.module)
+        self.parameters = parameter_names(bound.module)
         self.argument = self.site.tokens or self.parameters[0]
-        self.planner = Planner(state, place, self.argument)
-        self.run = Run([self])
-        self.attentions = [module for module in place.module.modules() if hasattr(module, "processor")]
+        self.planner = Planner(session.config, bound)
+        self.span = Span(index, [self])
+        self.attentions = [module for module in bound.module.modules() if hasattr(module, "processor")]
         self.projections: set[nn.Module] = set()  # whose input becomes merged tokens
         self.undo: Snapshot | None = None  # while it is put on the module, or taken off
         self.number = compile.number(self)
-        self.region = compile.Region()
-        # in this call
-        # how often it did what: a block may run on one part of the batch after the other
-        self.visits: Counter[str | int] = Counter()
-        self.off = False  # since merging doesn't gain here, as auto found
-        self.ratio = place.ratios[0]
-        self.idle = self.ran = False
-        # tokens of the picture in this call: all, merged ones, and places where they are when arranged
-        self.image = self.short = self.places = 0
-        self.short_first = 0  # merged tokens of the first frame, where it is treated apart
-        # for the report
-        self.tokens = self.kept = self.calls = self.dense_calls = 0
-        self.kept_at: dict[float, tuple[int, int]] = {}  # by ratio, of how many and how many
+        self.compiler = compile.BlockCompiler()
+        self.ran = False  # in this call
+        self.counts = SiteCounts()
 
     # -- on the module, and off again ----------------------------------------------------------------------
 
     def register(self) -> None:
-        module = self.place.module
+        module = self.bound.module
         self.undo = Snapshot(module)
         HookRegistry.check_if_exists_or_initialize(module).register_hook(self, HOOK)
         self.forward = self.fn_ref.forward
         if not self.site.path:
-            self.region.take(module)
+            self.compiler.take(module)
         self.undo = None
 
     def __reduce__(self) -> Any:
         raise TypeError("a model with tomadiff on it can't be pickled: call tomadiff.remove first")
 
-    def settle(self) -> None:
-        """Before each call: what others did to the module since the last one."""
-        self._stay_in_place()
-        self.region.settle(self.fn_ref.original_forward)
-        # adapters may have put themselves in a projection's place since the last call
-        projections = {getattr(self.place.module, name) for name in self.site.keys_projections}
+    def adjust(self) -> None:
+        """Follow what others did to the module since the last call."""
+        self._restore_hook_order()
+        self.compiler.compile_inside(self.fn_ref.original_forward)
+        # adapters may have put themselves in a projection's place
+        projections = {getattr(self.bound.module, name) for name in self.site.keys_projections}
         if projections != self.projections:
-            self._let_go()
+            self._unhook_projections()
             self.projections = projections  # before they have the hook, so that an interrupt loses none
             for each in projections:
-                each.register_forward_pre_hook(self._instead)
+                each.register_forward_pre_hook(self._merged_projection_input)
 
     def unregister(self) -> None:
         """Nothing happens where it is not on; what is half on, or half off, goes."""
-        self._let_go()
+        self._unhook_projections()
         if self.undo is not None:
             self.undo.restore()
             self.undo = None
-        module, registry = self.place.module, getattr(self.place.module, "_diffusers_hook", None)
+        module, registry = self.bound.module, getattr(self.bound.module, "_diffusers_hook", None)
         if registry is None or registry.hooks.get(HOOK) is not self:
             return
-        self._stay_in_place()
+        self._restore_hook_order()
         self.undo = Snapshot(module)
         around = registry._fn_refs[registry._hook_order.index(HOOK) + 1 :][:1]
         forwards = [outer.forward for outer in around]
@@ -141,250 +141,220 @@ class SiteHook(ModelHook):
             if getattr(module.forward, "__func__", None) is type(module).forward:
                 del module.forward  # the registry put the class's own method there
         if not self.site.path:
-            self.region.give_back(module)
+            self.compiler.give_back(module)
         self.undo = None
 
-    def _stay_in_place(self) -> None:
-        """When diffusers removes a hook from under ours, it puts what is left in our place."""
+    def _restore_hook_order(self) -> None:
+        """When diffusers removes a hook inside ours, it rewires `fn_ref.forward` past ours: undo that."""
         if self.fn_ref.forward is not self.forward:
             self.fn_ref.original_forward, self.fn_ref.forward = self.fn_ref.forward, self.forward
 
-    def _let_go(self) -> None:
+    def _unhook_projections(self) -> None:
         for projection in self.projections:
-            drop_pre_hook(projection, self._instead)
+            drop_pre_hook(projection, self._merged_projection_input)
         self.projections = set()
 
-    def inside(self) -> list[str]:
+    def inner_hooks(self) -> list[str]:
         """The hooks that others put on the module before ours."""
-        order = self.place.module._diffusers_hook._hook_order
+        order = self.bound.module._diffusers_hook._hook_order
         return order[: order.index(HOOK)]
 
-    # -- around each call of the model ---------------------------------------------------------------------
+    # -- what to do in a call ------------------------------------------------------------------------------
 
-    def choose(self, off: bool, range_number: int) -> None:
-        """Whether to merge in this call, and with the ratio of which range of steps."""
-        self.off = off
-        self.ratio = 0.0 if off else self.place.ratios[range_number]
-        self.idle, self.ran = self.state.dense or not self.ratio, False
-        self.visits.clear()
+    def task(self, layout: Layout, ratio: float, cut: bool) -> SiteTask:
+        """At a ratio, in calls of this layout; `cut`: every block is a span of its own."""
+        tokens = math.prod(layout.grid(self.bound.level))
+        if not ratio:
+            return SiteTask(tokens=tokens)
+        site, planner = self.site, self.planner
+        grid = planner.grid(layout, tokens)
+        head, tail = cut or self is self.span.sites[0], cut or self is self.span.sites[-1]
+        return SiteTask(
+            merged=True,
+            head=head,
+            tail=tail,
+            ratio=ratio,
+            tokens=tokens,
+            grid=grid,
+            kept=planner.length(grid, ratio),
+            kept_of_first_frame=planner.first_frame(grid, ratio) if site.first_frame else 0,
+            passes=not (head or tail or site.per_token or site.first_frame or self._weighs_keys),
+        )
 
-    def leave_dense(self) -> None:
-        """In this call; nothing has to be known of it."""
-        self.idle, self.ran, self.image = True, False, self.tokens
-
-    def foretell(self) -> None:
-        """How long sequences will be: compiled code has to know before there is a plan."""
-        self.image = math.prod(self.state.layout.grid(self.place.level))
-        if self.idle:
-            return
-        self.short, self.places = self.planner.lengths(self.image, self.ratio)
-        if self.site.first_frame is not None:
-            self.short_first = self.planner.first_frame(self.image, self.ratio)
-
-    def before_block(
-        self, whole: Site, parameters: list[str], block: nn.Module, args: tuple, kwargs: Call
-    ) -> None:
-        """Keep the picture's tokens that go into the block around, for all sites in it."""
-        state, sequence = self.state, (dict(zip(parameters, args)) | kwargs).get(whole.tokens)
-        if sequence is None:
-            raise ConfigError(
-                f"method={state.config.method!r} matches the tokens that go into a block, which those of "
-                f'{type(block).__name__} have in another order: use method="toma"'
-            )
-        state.block_input = picture(sequence, state.layout.around(sequence, whole, self.image))
-
-    def count(self) -> None:
-        """Take note of a call, for the report."""
-        self.calls += 1
-        if self.idle:
-            self.dense_calls += 1
-            if self.tokens != self.image:  # else, what merging kept is the better news
-                self.tokens = self.kept = self.image
-        elif self.state.config.where == "span":
-            self.tokens, self.kept = self.run.sites[0].tokens, self.run.sites[0].kept
-        if not self.idle:
-            self.kept_at[self.ratio] = self.tokens, self.kept
+    @property
+    def _weighs_keys(self) -> bool:
+        return self.session.config.weigh_keys and self.site.weighs
 
     # -- instead of the module's own forward ---------------------------------------------------------------
 
-    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Merge, run, unmerge. Compilers follow this, so it leaves all that varies to others."""
-        if not self.state.called:
-            raise ConfigError(
-                f"{self.place.name} was called from outside a call of its model, which merging has to see: "
-                "call the model itself, not its forward and not its blocks, or tomadiff.remove first"
-            )
-        call: Call = dict(zip(self.parameters, args)) | kwargs
+    def new_forward(self, module: nn.Module, *args: Any, **inputs: Any) -> Any:
+        """Merge, run, unmerge. Compilers follow this, so it leaves all that varies to operators."""
+        call = self.session.require_call(self)
+        task = call.tasks[self.index]
         self.ran = True
-        run = self.run
-        first = self.state.cut or self is run.sites[0]
-        last = self.state.cut or self is run.sites[-1]
-        each = self.state.config.where != "span"
-        forward = self.region.forward or self.fn_ref.original_forward
-        if self.idle:
-            return forward(**call)
+        forward = self.compiler.forward or self.fn_ref.original_forward
+        if task.passes:
+            return forward(*args, **inputs)
+        inputs.update(zip(self.parameters, args))
         if self.site.keys_inside:
-            return run_inside(self, forward, call)
-        if first or each:
-            run.merged = self._merge(call, first)
+            return run_inside(self, forward, inputs)
+        if task.head:
+            call.spans[self.span.number] = self.begin_span(inputs)
+        span = call.spans[self.span.number]
+        self.replace_what_belongs_to_tokens(inputs, call, span)
+        output = self._run(forward, inputs, span)
+        if task.tail:
+            del call.spans[self.span.number]
             if not self.site.keys_only:
-                call[self.argument] = run.merged.sequence
-            elif self.site.keys_argument:
-                call[self.site.keys_argument] = run.merged.sequence
-            for name in self.site.companion_args:
-                if call.get(name) is not None:
-                    call[name] = self._alike(call[name])
-        self._follow(call)
-        output = self._run(forward, call)
-        if last or each:
-            if not self.site.keys_only:
-                output = self._unmerge(output, last)
-            run.merged = None
+                output = self._unmerged(output, span)
         return output
 
-    def _run(self, forward: Callable[..., Any], call: Call) -> Any:
-        if self.run.merged.key_bias is None:
-            return forward(**call)
+    def begin_span(self, inputs: Call) -> SpanState:
+        """Merge, and let the module have merged tokens, also in other arguments that hold the image's."""
+        self._refuse_masks(inputs)
+        known = inputs
+        if self.planner.method.from_block_input and self.site.path:
+            known = inputs | {BLOCK_INPUT: self.session.require_call(self).block_input}
+        span = compile.perform(self, "merge", known)
+        if not self.site.keys_only:
+            inputs[self.argument] = span.sequence
+        elif self.site.keys_argument:
+            inputs[self.site.keys_argument] = span.sequence
+        for name in self.site.companion_args:
+            other = inputs.get(name)
+            if other is not None:
+                same = other is span.original
+                inputs[name] = span.sequence if same else compile.perform(self, "merge_like", other, span)
+        return span
+
+    def _run(self, forward: Callable[..., Any], inputs: Call, span: SpanState) -> Any:
+        if span.key_bias is None:
+            return forward(**inputs)
         if self._weighed_inside():
-            return run_inside(self, forward, call)
-        compiled = torch.compiler.is_compiling() or self.region.forward is not None
-        return forward(**call) if compiled else run_weighed(forward, call)
+            return run_inside(self, forward, inputs, span)
+        compiled = torch.compiler.is_compiling() or self.compiler.forward is not None
+        return forward(**inputs) if compiled else run_weighed(forward, inputs)
 
     def _weighed_inside(self) -> bool:
         """Keys are weighed at the call of attention; in compiled code by a mask, where it takes one."""
         return self.site.weighed_inside and not (self.site.weigh_keys and torch.compiler.is_compiling())
 
-    def prepare_keys(self, call: Call) -> None:
-        """Make the plan for keys and values that are merged at the call of attention."""
-        self.run.merged = self._merge(call, first=True)
-        self._follow(call)
+    def _refuse_masks(self, inputs: Call) -> None:
+        for holder in (inputs, *(inputs.get(name) for name in ATTENTION_KWARGS)):
+            for mask in (self.site.mask, "ip_adapter_masks"):
+                if holder and holder.get(mask) is not None:
+                    raise ConfigError(
+                        f"{self.bound.name} was called with {mask}, a mask over image tokens, which merged "
+                        f"ones can't have: {self.site.unmasked}, or tomadiff.remove first"
+                    )
 
-    def _merge(self, call: Call, first: bool) -> Merged:
-        if self.state.from_input and self.site.path:
-            call = call | {BLOCK_INPUT: self.state.block_input}
-        return compile.merge(self, call, first) if torch.compiler.is_compiling() else self.merge(call, first)
-
-    def merge(self, call: Call, first: bool) -> Merged:
-        """The site's sequence with merged tokens."""
-        whole = call[self.argument]
-        around = self.around(whole, in_order=first)
-        tokens = picture(whole, around)
-        visit = self._visit("merge")
-        kept = self.planner.plan(call, tokens, around, self.ratio, visit, arranged_by=self.run.kept)
-        plan = kept.plan
-        if self.site.keys_inside:  # merged later, at the call of attention
-            self.tokens, self.kept = plan.regions.tokens, plan.destinations.shape[1]
-            return Merged(whole, whole, plan.destinations, kept.key_bias, around, plan)
-        with self.state.times.overhead("merge", tokens.device):
-            arranged = plan.regions.arrange(tokens) if first else tokens
-            merged = plan.merge(arranged)
-            self.tokens, self.kept = plan.regions.tokens, merged.shape[1]
-            sequence = with_image_tokens(whole, around, merged)
-        if not self.site.keys_only:  # which have nothing to unmerge
-            self.run.kept, self.run.arranged = kept, None if arranged is tokens else arranged
-        return Merged(sequence, whole, plan.destinations, kept.key_bias, around, plan)
-
-    def around(self, sequence: Tensor, in_order: bool) -> tuple[int, int]:
-        """How many tokens of a sequence are before and behind those of the picture."""
-        return self.state.layout.around(sequence, self.site, self.image if in_order else self.places)
-
-    def _alike(self, other: Tensor) -> Tensor:
-        merged = self.run.merged
-        if other is merged.whole:
-            return merged.sequence
-        alike = compile.alike if torch.compiler.is_compiling() else SiteHook.alike
-        return alike(self, other, merged)
-
-    def alike(self, other: Tensor, merged: Merged) -> Tensor:
-        """Another sequence, merged as the site's is."""
-        plan = merged.plan
-        with self.state.times.overhead("merge", other.device):
-            tokens = plan.regions.arrange(picture(other, merged.around))
-            return with_image_tokens(other, merged.around, plan.merge(tokens))
-
-    def _instead(self, projection: nn.Module, args: tuple) -> tuple[Tensor] | None:
-        """Keys and values from merged tokens, while queries are from all: what comes back is whole."""
-        return None if self.run.merged is None else (self.run.merged.sequence,)
-
-    def _follow(self, call: Call) -> None:
-        """What belongs to single tokens follows them: positions, and how much a key counts."""
-        site, merged = self.site, self.run.merged
-        for rows in (*site.rotary, *site.follows):
-            both = site.keys_only and rows in site.rotary
-            alter(call, rows.argument, lambda x, r=rows, b=both: self._followed(r, x, b))
+    def replace_what_belongs_to_tokens(self, inputs: Call, call: ModelCall, span: SpanState) -> None:
+        """Rows of rotary tables and the like, and how much a key counts."""
+        site = self.site
+        for rows in site.per_token:
+            map_argument(inputs, rows.argument, self._gathered, rows, call, span)
         if site.first_frame is not None:
-            call[site.first_frame] = self.short_first
-        arguments = (
-            call | (call.get("cross_attention_kwargs") or {}) | (call.get("joint_attention_kwargs") or {})
-        )
-        for mask in (site.mask, "ip_adapter_masks"):
-            if arguments.get(mask) is not None:
-                raise ConfigError(
-                    f"{self.place.name} was called with {mask}, a mask over image tokens, which merged ones "
-                    f"can't have: {site.unmasked}, or tomadiff.remove first"
-                )
-        if site.weigh_keys is not None and merged.key_bias is not None and not self._weighed_inside():
-            site.weigh_keys(call, F.pad(merged.key_bias, merged.around))
+            inputs[site.first_frame] = call.tasks[self.index].kept_of_first_frame
+        if site.weigh_keys is not None and span.key_bias is not None and not self._weighed_inside():
+            site.weigh_keys(inputs, F.pad(span.key_bias, (span.prefix, span.suffix)))
 
-    def _followed(self, rows: PerTokenArg, argument: Any, keys_only: bool) -> Any:
-        """An argument for the plan's destinations; made once a call, for all sites that share the plan."""
-        destinations, references = self.run.merged.destinations, self.state.layout.reference_tokens
+    def _gathered(self, argument: Any, rows: PerTokenArg, call: ModelCall, span: SpanState) -> Any:
+        """The rows of the plan's destinations; gathered once in a call, for all sites that share the plan."""
+        keys_only = self.site.keys_only and rows in self.site.rotary
+        how = (call.tasks[self.index].tokens, rows, argument, call.layout.reference_tokens, keys_only)
         if torch.compiler.is_compiling():  # which notices by itself what it has already
-            return follow(destinations, self.image, rows, argument, references, keys_only)
-        followed, key = self.state.followed, (id(destinations), id(argument), rows)
-        if key not in followed:
-            with self.state.times.spent("merge", destinations.device):
-                made = follow(destinations, self.image, rows, argument, references, keys_only)
-            followed[key] = (argument, made)  # it is held on to, so that no other takes its address
-        return followed[key][1]
+            return gather_rows(span.destinations, *how)
+        key = (id(span.destinations), id(argument), id(rows))
+        if key not in call.gathered:
+            with call.times.spent("merge", span.destinations.device):
+                made = gather_rows(span.destinations, *how)
+            call.gathered[key] = (argument, made)  # while the argument is held, no other has its address
+        return call.gathered[key][1]
 
-    def _unmerge(self, output: Any, last: bool) -> Any:
-        unmerge = compile.unmerge if torch.compiler.is_compiling() else SiteHook.unmerge
-        sequences = self._returned(output, self.run.merged.sequence.shape[1])
-        whole = {}
-        for place, y in sequences.items():
-            done = last and len(whole) == len(sequences) - 1
-            whole[place] = unmerge(self, y, place, last, done, self.run.merged)
-        return with_parts(output, whole)
+    def _merged_projection_input(self, projection: nn.Module, args: tuple) -> tuple[Tensor] | None:
+        """Keys and values from merged tokens, while queries are from all: what comes back is whole."""
+        call = self.session.call
+        span = None if call is None else call.spans.get(self.span.number)
+        return None if span is None else (span.sequence,)
 
-    def unmerge(self, y: Tensor, place: int, last: bool, done: bool, merged: Merged) -> Tensor:
-        """One of the outputs, whole again; behind the last site of a run in the image's order."""
-        run, plan, around = self.run, self.run.kept.plan, merged.around
-        tokens = picture(merged.whole, around) if run.arranged is None else run.arranged
-        with self.state.times.overhead("unmerge", y.device):
-            image, short = picture(y, around), picture(merged.sequence, around)
-            # unmerging the change leaves every token its own detail
-            x = plan.unmerge(image, tokens, short) if self.site.residual else plan.unmerge(image)
-            x = plan.regions.restore(x) if last else x
-            whole = with_image_tokens(y, around, x)
-        if done:
-            run.kept = run.arranged = None
-        return whole
-
-    def _visit(self, what: str | int) -> int:
-        """Counts what is done to the site's tokens, or to one of its outputs, from 0 in each call."""
-        self.visits[what] += 1
-        return self.visits[what] - 1
-
-    def _returned(self, output: Any, tokens: int) -> dict[int, Tensor]:
-        """What came back for tokens, by its place; there may be less of it than is declared, but not none."""
+    def _unmerged(self, output: Any, span: SpanState) -> Any:
+        """What the module returned, with all tokens again."""
         parts = output if isinstance(output, tuple) else (output,)
-        places = self.site.outputs or (0,)
-        sequences = {place: parts[place] for place in places if place < len(parts)}
-        for place, y in sequences.items() if sequences else [(places[0], None)]:
-            if not isinstance(y, Tensor) or y.ndim != 3 or y.shape[1] != tokens:
-                came = ", ".join(str(list(getattr(part, "shape", [type(part).__name__]))) for part in parts)
-                raise UnsupportedModelError(
-                    f"{self.place.name} returned {came}, and {tokens} tokens were expected at place {place}"
-                )
-        return sequences
+        places = [place for place in self.site.outputs or (0,) if place < len(parts)]
+        tokens = span.sequence.shape[1]
+        if not places or not all(_is_sequence(parts[place], tokens) for place in places):
+            came = ", ".join(str(list(getattr(part, "shape", [type(part).__name__]))) for part in parts)
+            raise UnsupportedModelError(
+                f"{self.bound.name} returned {came}, and {tokens} tokens were expected at place "
+                f"{', '.join(map(str, self.site.outputs or (0,)))}"
+            )
+        whole = {place: compile.perform(self, "unmerge", parts[place], span) for place in places}
+        if not isinstance(output, tuple):
+            return whole[0]
+        return tuple(whole.get(place, part) for place, part in enumerate(output))
+
+    # -- what compiled code leaves to operators ------------------------------------------------------------
+
+    def around(self, sequence: Tensor) -> tuple[int, int]:
+        """How many tokens of a sequence are in front of the image's, and behind."""
+        call = self.session.require_call(self)
+        return call.layout.around(sequence, self.site, call.tasks[self.index].tokens)
+
+    def merge(self, inputs: Call) -> SpanState:
+        """The site's sequence with merged tokens."""
+        call, whole = self.session.require_call(self), inputs[self.argument]
+        prefix, suffix = self.around(whole)
+        tokens = image_tokens(whole, prefix, suffix)
+        visit = call.visits[self.index]
+        call.visits[self.index] += 1
+        kept = self.planner.plan(call, call.tasks[self.index], inputs, tokens, prefix, suffix, visit)
+        destinations = kept.plan.destinations
+        call.span_plans[self.span.number] = kept
+        call.span_lengths[self.span.number] = tokens.shape[1], destinations.shape[1]
+        if self.site.keys_inside:  # merged later, at the call of attention
+            return SpanState(whole, whole, destinations, kept.key_bias, prefix, suffix)
+        with call.times.overhead("merge", tokens.device):
+            sequence = with_image_tokens(whole, prefix, suffix, kept.plan.merge(tokens))
+        return SpanState(sequence, whole, destinations, kept.key_bias, prefix, suffix)
+
+    def merge_like(self, other: Tensor, span: SpanState) -> Tensor:
+        """Another sequence, merged as the site's is."""
+        call = self.session.require_call(self)
+        plan = call.span_plans[self.span.number].plan
+        with call.times.overhead("merge", other.device):
+            merged = plan.merge(image_tokens(other, span.prefix, span.suffix))
+            return with_image_tokens(other, span.prefix, span.suffix, merged)
+
+    def unmerge(self, y: Tensor, span: SpanState) -> Tensor:
+        """One of the outputs with all tokens again."""
+        call, around = self.session.require_call(self), (span.prefix, span.suffix)
+        plan = call.span_plans[self.span.number].plan
+        with call.times.overhead("unmerge", y.device):
+            image = image_tokens(y, *around)
+            if self.site.residual:  # unmerging the change leaves every token its own detail
+                before, merged = image_tokens(span.original, *around), image_tokens(span.sequence, *around)
+                x = plan.unmerge(image, before, merged)
+            else:
+                x = plan.unmerge(image)
+            return with_image_tokens(y, *around, x)
+
+    def before_block(
+        self, whole: Site, parameters: list[str], block: nn.Module, args: tuple, kwargs: Call
+    ) -> None:
+        """Keep the image's tokens that go into the block, for all sites in it to plan from."""
+        call, sequence = self.session.call, (dict(zip(parameters, args)) | kwargs).get(whole.tokens or "")
+        if sequence is None:
+            raise ConfigError(
+                f"method={self.session.config.method!r} matches the tokens that go into a block, which those "
+                f'of {type(block).__name__} have in another order: use method="toma"'
+            )
+        if call is not None and call.layout.finest:  # else, nothing is merged in it
+            around = call.layout.around(sequence, whole, call.tasks[self.index].tokens)
+            call.block_input = image_tokens(sequence, *around)
 
 
-def with_parts(output: Any, parts: dict[int, Tensor]) -> Any:
-    """What a module returned, a tensor or a tuple, with other parts."""
-    if not isinstance(output, tuple):
-        return parts[0]
-    return tuple(parts.get(place, part) for place, part in enumerate(output))
+def _is_sequence(part: Any, tokens: int) -> bool:
+    return isinstance(part, Tensor) and part.ndim == 3 and part.shape[1] == tokens
 
 
 def parameter_names(module: nn.Module) -> list[str]:

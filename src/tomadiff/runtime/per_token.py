@@ -1,4 +1,4 @@
-"""What belongs to single tokens, for merged ones: rotary tables, masks and the like."""
+"""Arguments with an entry for each token, such as rotary tables and masks, for merged tokens."""
 
 from __future__ import annotations
 
@@ -13,47 +13,52 @@ from tomadiff.errors import UnsupportedModelError
 from tomadiff.models import Call, PerTokenArg
 
 
-def alter(call: Call, name: str, by: Callable[[Any], Any]) -> None:
-    """Change an argument, "name" or "name.key" of a dict of them, where it is there."""
+def map_argument(inputs: Call, name: str, function: Callable[..., Any], *args: Any) -> None:
+    """Replace an argument, "name" or "name.key" of a dict, by a function of it, where it is given."""
     outer, _, inner = name.partition(".")
-    value = call.get(outer)
+    value = inputs.get(outer)
     if inner and (value or {}).get(inner) is not None:
-        call[outer] = {**value, inner: by(value[inner])}
+        inputs[outer] = {**value, inner: function(value[inner], *args)}
     elif not inner and value is not None:
-        call[outer] = by(value)
+        inputs[outer] = function(value, *args)
 
 
-def follow(
+def gather_rows(
     destinations: Tensor,
     tokens: int,
     rows: PerTokenArg,
     argument: Any,
-    others: tuple[int, int] = (0, 0),
+    reference_tokens: tuple[int, int] = (0, 0),
     keys_only: bool = False,
 ) -> Any:
     """An argument with entries for merged tokens; for whole queries too, where only keys are merged.
 
-    destinations: [B, K], of so many tokens; `others` are those of other pictures, before and behind.
+    destinations: [B, K], of so many tokens of the image; `reference_tokens` are in front of these and behind.
     """
-    how = (others, keys_only)
+    how = (reference_tokens, keys_only)
     if not rows.inside:
-        return _followed(destinations, tokens, rows, argument, *how)
+        return _gather(destinations, tokens, rows, argument, *how)
     return tuple(
-        _followed(destinations, tokens, rows, part, *how) if place in rows.inside else part
+        _gather(destinations, tokens, rows, part, *how) if place in rows.inside else part
         for place, part in enumerate(argument)
     )
 
 
-def _followed(
-    destinations: Tensor, tokens: int, rows: PerTokenArg, table: Any, others: tuple[int, int], keys_only: bool
+def _gather(
+    destinations: Tensor,
+    tokens: int,
+    rows: PerTokenArg,
+    table: Any,
+    reference_tokens: tuple[int, int],
+    keys_only: bool,
 ) -> Any:
     if isinstance(table, (tuple, list)):
-        return tuple(_followed(destinations, tokens, rows, part, others, keys_only) for part in table)
+        return tuple(_gather(destinations, tokens, rows, part, reference_tokens, keys_only) for part in table)
     if not isinstance(table, Tensor) or rows.ndim not in (None, table.ndim):
-        return table  # of another shape, or it has followed already
+        return table  # of another shape, or gathered already
     if table.shape[rows.axis] == 1:
         return table
-    before, behind = others if table.shape[rows.axis] > tokens else (0, 0)
+    before, behind = reference_tokens if table.shape[rows.axis] > tokens else (0, 0)
     text = table.shape[rows.axis] - tokens - before - behind
     if text < 0:
         raise UnsupportedModelError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tomadiff.core import MergePlan, Schedule
+from tomadiff.core import MergePlan, RefreshSchedule
 
 
 class PlanKey(NamedTuple):
@@ -35,27 +36,39 @@ class KeptPlan:
     key_bias: Tensor | None  # [B, K] to add to the logits of merged keys
     destinations_step: int
     weights_step: int
+    used_step: int  # the last step that it served
 
 
-class Plans(dict[PlanKey, KeptPlan]):
-    """Those that are kept, and how many were made."""
+# Given destinations [B, K] to keep, or None to choose them: a plan, and the bias of its keys
+MakePlan = Callable[[Tensor | None], tuple[MergePlan, Tensor | None]]
 
-    def __init__(self, schedule: Schedule) -> None:
+
+class PlanCache(dict[PlanKey, KeptPlan]):
+    """The plans of one generation.
+
+    refreshes: counts the plans that are made, whole ("destinations") and with new "weights" only.
+    """
+
+    def __init__(self, schedule: RefreshSchedule, refreshes: dict[str, int] | None = None) -> None:
         super().__init__()
         self.schedule = schedule
-        self.refreshes = {"destinations": 0, "weights": 0}  # whole plans, and those with new weights only
+        self.refreshes = {"destinations": 0, "weights": 0} if refreshes is None else refreshes
 
-    def due(self, kept: KeptPlan | None, step: int) -> Literal["destinations", "weights"] | None:
-        """What has to be made anew at a step, of a plan or where there is none yet."""
+    def get_or_make(self, key: PlanKey, step: int, make: MakePlan) -> KeptPlan:
+        """The plan at hand, or one that is made now, all of it or only its weights."""
+        kept = self.get(key)
+        due = self.due(kept, step)
+        if kept is None or due is not None:
+            same = kept.plan.destinations if kept is not None and due == "weights" else None
+            plan, key_bias = make(same)
+            chosen = step if kept is None or due == "destinations" else kept.destinations_step
+            kept = self[key] = KeptPlan(plan, key_bias, chosen, step, step)
+            self.refreshes["destinations" if same is None else "weights"] += 1
+        kept.used_step = step
+        return kept
+
+    def due(self, kept: KeptPlan | None, step: int) -> str | None:
+        """What has to be made anew at a step, "destinations" or "weights"; None if nothing."""
         if kept is None:
             return "destinations"
         return self.schedule.due(step - kept.destinations_step, step - kept.weights_step)
-
-    def keep(
-        self, key: PlanKey, plan: MergePlan, key_bias: Tensor | None, step: int, *, new_weights_only: bool
-    ) -> KeptPlan:
-        """Take over a plan that was made at a step, in the place of the one before."""
-        self.refreshes["weights" if new_weights_only else "destinations"] += 1
-        destinations_step = self[key].destinations_step if new_weights_only else step
-        self[key] = KeptPlan(plan, key_bias, destinations_step, step)
-        return self[key]

@@ -136,7 +136,7 @@ def _copy(session: Session, memo: dict[int, Any]) -> nn.Module:
             except BaseException:
                 detach(session)
                 raise
-    pipeline = session.state.clock.pipeline and session.state.clock.pipeline()
+    pipeline = session.clock.pipeline and session.clock.pipeline()
     copied = Session(twin, session.family, session.config, memo.get(id(pipeline)))
     copied.made_for = session.made_for
     attach(copied)

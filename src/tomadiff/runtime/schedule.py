@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tomadiff.config import Config
+from tomadiff.config import Config, Ratio
 from tomadiff.errors import ConfigError
 
 from .sampling import MULTISTEP, TWO_CALLS, Sampling
@@ -17,15 +18,36 @@ MULTISTEP_INTERVALS = ((20, 2), (40, 3))  # such a solver extrapolates by itself
 
 
 @dataclass(frozen=True)
+class RatioSchedule:
+    """The ratio of every site in every step."""
+
+    # the first step of each range of steps, from 0 on, and its ratio
+    ranges: tuple[tuple[int, Ratio], ...] = ((0, 0.0),)
+
+    def range(self, step: int) -> int:
+        """The number of the range that a step is in."""
+        return sum(start <= step for start, _ in self.ranges) - 1
+
+    def at(self, step: int, kind: str, level: int) -> float:
+        """At one step, for sites of a kind at a level of the model."""
+        ratio = self.ranges[self.range(step)][1]
+        return ratio.get(kind, ratio.get(level, 0.0)) if isinstance(ratio, Mapping) else ratio
+
+    def ever(self, kind: str, level: int) -> bool:
+        """Whether such sites merge in any step."""
+        return any(self.at(start, kind, level) for start, _ in self.ranges)
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """The steps of one generation; without a generation, all of them run and are merged."""
+    """The steps of one generation."""
 
     steps: int | None = None  # how many there are, if known
     interval: int = 1
     listed: frozenset[int] | None = None  # the steps that run, where they were listed
-    merged: bool = True  # tokens are, in the steps that run
-    starts: tuple[int, ...] = (0,)  # where ranges of steps begin, each with ratios of its own
-    why: str = ""  # this interval
+    merges: bool = True  # tokens are merged in the steps that run
+    ratios: RatioSchedule = RatioSchedule()
+    why: str = ""  # the reason for this interval
 
     def runs(self, step: int) -> bool:
         """Whether the model runs; if not, its output is forecast."""
@@ -37,10 +59,6 @@ class Schedule:
     @property
     def skips(self) -> bool:
         return self.interval > 1 or self.listed is not None
-
-    def range(self, step: int) -> int:
-        """The number of the range that a step is in."""
-        return sum(start <= step for start in self.starts) - 1
 
 
 def make_schedule(config: Config, steps: int | None, sampling: Sampling, obstacle: str | None) -> Schedule:
@@ -57,9 +75,9 @@ def make_schedule(config: Config, steps: int | None, sampling: Sampling, obstacl
                 f"{steps - 1}, which should run: list the steps for {steps}, or give a number"
             )
         interval, listed = 1, frozenset(interval)
-    starts = tuple(_start(start, steps) for start, _ in config.ranges())
-    merged = config.ratio is not None or (interval == 1 and listed is None)
-    return Schedule(steps, interval, listed, merged, starts, why)
+    ratios = RatioSchedule(tuple((_start(start, steps), ratio) for start, ratio in config.ranges()))
+    merges = config.ratio is not None or (interval == 1 and listed is None)
+    return Schedule(steps, interval, listed, merges, ratios, why)
 
 
 def _interval(

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import functools
+import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tomadiff.config import Config
+from tomadiff.core import RefreshSchedule
 from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.models import Call, Family, Site, family_of
 
 from . import autotune
 from .call_guard import CallGuard
 from .clock import Clock
-from .conflicts import act_between_blocks, check_attention, check_model, records_attention
+from .conflicts import Surroundings, check_attention, check_checkpointing, check_model, records_attention
 from .forecast import History
 from .generation import Generation
-from .hook import SiteHook, join_runs, parameter_names
+from .hook import SiteHook, join_spans, parameter_names
 from .layout import Layout
+from .model_call import DENSE, ModelCall, SiteTask
+from .plan_cache import PlanCache
 from .sites import find
-from .state import State
+from .timing import Times
 
 ZERO = torch.zeros(())
 # names that models give to arguments that tell the time
@@ -42,18 +45,19 @@ class Session:
         self.parameters = parameter_names(model)
         self.compiled: Callable[..., Any] | None = None  # the model as `model.compile()` left it
         self.time = family.time if family else next((name for name in TIMES if name in self.parameters), None)
-        self.state = State(config, Clock(pipeline, bool(family and family.ascending)), Layout(model, family))
+        self.clock = Clock(pipeline, bool(family and family.ascending))
         self.sites: list[SiteHook] = []
         self.unmerged: str | None = None  # why nothing can be merged in this model
         if config.merges:
             self._find_sites()
+        self.surroundings = Surroundings(model, self.sites)
         self.made_for: str | None = None  # the class of models that its settings file is about, if not this
         self.guard = CallGuard()
         self.generation: Generation | None = None
-        self.trial: bool | None = None  # while auto measures, whether this call is dense; it is no step
+        self.call: ModelCall | None = None  # the one that runs now
         self.answers: dict[autotune.Situation, autotune.Answer] = {}  # what auto found
         self.watched: list[tuple[nn.Module, Callable[..., None]]] = []  # blocks, with what sees their input
-        self.counts = Counts()  # for the report
+        self.counts, self.times = Counts(), Times()  # for the report
 
     # a compiler that follows a call of the model must not follow what happens around it
     @torch.compiler.disable(recursive=False)
@@ -61,73 +65,99 @@ class Session:
         """In the place of the model: run it, or forecast what it would give."""
         self._enter()
         try:
-            call = self._begin(args, kwargs)
-            if call.skipped:
+            turn = self._begin(args, kwargs)
+            if turn.call is None:
                 _compiled_frame(ZERO)
+                output = turn.forecast
             else:
-                call.output = (self.compiled or self.model._call_impl)(*args, **kwargs)
-            self._end(call)
+                output = self.run(turn.call, args, kwargs)
+            self._end(turn, output)
         except BaseException:
             self._broke_off()
             raise
-        return call.output
+        return output
+
+    @torch.compiler.disable(recursive=False)
+    def run(self, call: ModelCall, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run the model, with its sites doing what a call says; it is no step of a generation by itself."""
+        outer, self.call = self.call, call
+        start = time.perf_counter()
+        try:
+            output = (self.compiled or self.model._call_impl)(*args, **kwargs)
+        finally:
+            self.call = outer
+        call.times.seconds["model"] += time.perf_counter() - start
+        if call.spans:
+            raise UnsupportedModelError(
+                "a block was left out of its span, so that tokens came back merged: something else skips "
+                'blocks of this model; use where="module" beside it'
+            )
+        return output
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """As `model.compile`, which is about what is inside of this."""
         self.compiled = torch.compile(self.model._call_impl, *args, **kwargs)
 
+    @property
+    def plans(self) -> PlanCache:
+        """Those of the generation under way, if there is one."""
+        return self.generation.plans if self.generation else PlanCache(RefreshSchedule(1, 1))
+
+    def require_call(self, site: SiteHook) -> ModelCall:
+        """The call of the model that a site is in."""
+        if self.call is None:
+            raise ConfigError(
+                f"{site.bound.name} was called from outside a call of its model, which merging has to see: "
+                "call the model itself, not its forward and not its blocks, or tomadiff.remove first"
+            )
+        return self.call
+
     @torch.compiler.disable
     def _enter(self) -> None:
-        if self.trial is None and not self.guard.enter():
+        if not self.guard.enter():
             self.forget()
 
     @torch.compiler.disable
-    def _begin(self, args: tuple, kwargs: dict[str, Any]) -> ModelCall:
+    def _begin(self, args: tuple, kwargs: dict[str, Any]) -> Turn:
         """See where in a generation this call is, and forecast its output or make the sites ready."""
         arguments = dict(zip(self.parameters, args)) | kwargs
-        if self.trial is not None:
-            self._prepare_sites(arguments)
-            return ModelCall()
-        self._take_a_step(arguments)
-        generation, clock = self.generation, self.state.clock
-        call = ModelCall(generation.history(clock.call, self._conditions(arguments)))
-        if call.history is not None and call.history.ready and not generation.schedule.runs(clock.step):
-            call.skipped, call.output = True, call.history.forecast(clock.step)
-        else:
-            generation.run(clock.step)
-            self._prepare_sites(arguments)
-        return call
+        generation, clock = self._take_a_step(arguments), self.clock
+        history = generation.history(clock.call, self._conditions(arguments))
+        if history is not None and history.ready and not generation.schedule.runs(clock.step):
+            return Turn(history, forecast=history.forecast(clock.step))
+        generation.run(clock.step)
+        return Turn(history, self._new_call(arguments, generation))
 
     @torch.compiler.disable
-    def _end(self, call: ModelCall) -> None:
-        """Learn from the output, and see that all tokens came back."""
-        if not call.skipped:
-            self.state.end_call()
-            self.state.times.end_call()
-            if call.history is not None:
-                call.history.add(self.state.clock.step, call.output)
-            for hook in self.sites:
+    def _end(self, turn: Turn, output: Any) -> None:
+        """Learn from the output, and count."""
+        call = turn.call
+        if call is not None:
+            if turn.history is not None:
+                turn.history.add(call.step, output)
+            for hook, task in zip(self.sites, call.tasks):
                 if hook.ran:
-                    hook.count()
-            self._check_tokens_came_back()
-        if self.trial is None:
-            self.counts.add(self.state.clock, call.skipped)
-            self.guard.leave()
+                    hook.counts.add(task, call.span_lengths.get(hook.span.number))
+            merges = any(task.merged for task in call.tasks)
+            if self.config.where == "kv" and merges and not any(hook.counts.calls for hook in self.sites):
+                raise UnsupportedModelError(
+                    "no keys and values were merged: something replaced the attention of this model"
+                )
+        self.counts.add(self.clock, skipped=call is None)
+        self.guard.leave()
 
     @torch.compiler.disable
     def _broke_off(self) -> None:
         """An exception ended the call on the way: nobody goes on from here."""
-        self.state.end_call()
-        if self.trial is None:
-            self.guard.leave()
+        self.guard.leave()
         self.forget()
 
     def watch_block_inputs(self) -> None:
-        """Where modules in a block need what went into it; whole blocks see that themselves."""
-        if not self.state.from_input:
-            return
-        inside = {hook.place.block: hook for hook in self.sites if hook.site.path}
-        wholes = {part.name: part.whole or Site("block") for part in self.family.blocks}
+        """Where modules in a block need what went into it; sites that are blocks see that themselves."""
+        modules = [hook for hook in self.sites if hook.site.path]
+        inside = {hook.bound.block: hook for hook in modules if hook.planner.method.from_block_input}
+        blocks = self.family.blocks if self.family else ()
+        wholes = {part.name: part.whole or Site("block") for part in blocks}
         for block, hook in inside.items():
             keep = functools.partial(hook.before_block, wholes[type(block).__name__], parameter_names(block))
             self.watched.append((block, keep))  # before it is on, so that an interrupt loses none
@@ -135,46 +165,50 @@ class Session:
 
     def forget(self) -> None:
         """Let go of all tensors; whatever comes next is a new generation."""
-        self.state.forget()
+        self.clock.forget()
+        self.call = None
         if self.generation is not None:
             self.generation.end()
         self.generation = None
-        for hook in self.sites:
-            hook.run.clear()
 
     def _find_sites(self) -> None:
         try:
-            if self.family is None:
-                family_of(self.model)  # says why there is none
-            self.sites = [SiteHook(self.state, place) for place in find(self.model, self.family, self.config)]
+            family = self.family or family_of(self.model)  # which says why there is none
+            found = find(self.model, family, self.config)
+            self.sites = [SiteHook(self, bound, index) for index, bound in enumerate(found)]
         except (ConfigError, UnsupportedModelError) as error:
             # merging was asked for, or is all that can be done for a model without its scheduler
-            if self.config.ratio is not None or self.state.clock.pipeline is None:
+            if self.config.ratio is not None or self.clock.pipeline is None:
                 raise
             self.unmerged = str(error)
-        if self.config.where in ("block", "span"):
-            join_runs(self.sites)
+        if self.config.where == "span":
+            join_spans(self.sites)
 
-    def _take_a_step(self, arguments: Call) -> None:
+    def _take_a_step(self, arguments: Call) -> Generation:
         """Or make one more call of the same step, or begin a generation: the clock tells."""
-        clock = self.state.clock
-        generation = clock.generation
-        clock.tick(arguments.get(self.time), arguments.get(self.parameters[0]))
-        if clock.generation != generation or self.generation is None:
-            self._begin_generation()
-        elif clock.step:
+        number = self.clock.generation
+        self.clock.tick(arguments.get(self.time or ""), arguments.get(self.parameters[0]))
+        if self.clock.generation != number or self.generation is None:
+            self.generation = self._new_generation()
+        elif self.clock.step:
             self.generation.look_at_first_step()
-        self.state.schedule, self.state.turn = self.generation.schedule, self.generation.turn
         self.counts.why = self.generation.schedule.why
+        return self.generation
 
-    def _begin_generation(self) -> None:
+    def _new_generation(self) -> Generation:
         if self.generation is not None:
             self.generation.end()
-        clock = self.state.clock
-        steps = None if torch.is_grad_enabled() else clock.steps()
-        self.generation = Generation(self.config, self.model, clock.scheduler, steps, self._obstacle())
-        self.state.begin_generation()
-        self._warn_of_what_is_not_done()
+        generation = Generation(
+            self.config,
+            self.model,
+            self.family,
+            self.clock.scheduler,
+            None if torch.is_grad_enabled() else self.clock.steps(),
+            self._obstacle(),
+            self.counts.refreshes,
+        )
+        self._warn_of_what_is_not_done(generation)
+        return generation
 
     def _obstacle(self) -> str | None:
         """Why no step of this generation may be skipped."""
@@ -190,96 +224,94 @@ class Session:
         changing = (self.parameters[0], self.time, *TIMES)
         return {name: value for name, value in arguments.items() if name not in changing}
 
-    def _warn_of_what_is_not_done(self) -> None:
+    def _warn_of_what_is_not_done(self, generation: Generation) -> None:
         """Where settings come to nothing in the generation that begins."""
-        schedule, config = self.generation.schedule, self.config
-        if config.interval == "auto" and schedule.merged and self.unmerged:
+        schedule, config = generation.schedule, self.config
+        if config.interval == "auto" and schedule.merges and self.unmerged:
             warn(f"nothing is done here: {schedule.why}, and tokens can't be merged: {self.unmerged}")
-        elif schedule.skips and config.interval != "auto" and self.generation.sampling.noise:
-            noise = self.generation.sampling.noise
-            if self.generation.sampling.scheduler:
+        elif schedule.skips and config.interval != "auto" and generation.sampling.noise:
+            noise = generation.sampling.noise
+            if generation.sampling.scheduler:
                 warn(f"{noise}, which no forecast can know: use ratio=0.5 instead of interval, or neither")
         if torch.is_grad_enabled() and len(config.ranges()) > 1:
             raise ConfigError("a ratio by range of steps can't be honoured in training, which has no steps")
-        ratios = list(zip(*(hook.place.ratios for hook in self.sites)))
+        groups = {autotune.group_of(hook) for hook in self.sites}
         running = [step for step in range(schedule.steps or 0) if schedule.runs(step)]
-        merged = (any(ratios[schedule.range(step)]) for step in running)
-        if running and schedule.merged and any(map(any, ratios)) and not any(merged):
+        merged = any(schedule.ratios.at(step, *group) for step in running for group in groups)
+        wanted = schedule.merges and any(schedule.ratios.ever(*group) for group in groups)
+        if running and wanted and not merged:
             warn(
                 f"nothing is merged: all {schedule.steps} steps of this generation are dense with "
                 f"ratio={config.ratio}; let a range with a ratio begin earlier"
             )
 
-    def _prepare_sites(self, arguments: Call) -> None:
-        """The ratio of each site in this call, and how the image is laid out."""
-        state = self.state
-        state.begin_call()
-        state.dense = self.trial if self.trial is not None else not state.schedule.merged
-        state.dense |= not self.sites or self.family.reads(arguments)
-        for hook in self.sites:
-            hook.run.clear()  # an exception may have ended the last call on the way
-            hook.settle()
-        if not state.dense or self.trial is not None:
+    def _new_call(self, arguments: Call, generation: Generation) -> ModelCall:
+        """What each site does in this call."""
+        layout, tasks = Layout(), self.dense_tasks()
+        self.surroundings.look()
+        if self.sites and generation.schedule.merges and self.family and not self.family.reads(arguments):
             try:
-                self._begin_merging(arguments)
+                layout, tasks = self._layout_and_tasks(arguments, generation)
             except ConfigError as error:
                 if self.config.ratio is not None:  # merging was asked for
                     raise
-                warn(f"nothing is done here: {state.schedule.why}, and tokens can't be merged: {error}")
-                state.dense = True
-        if state.dense and self.trial is None:
-            for hook in self.sites:
-                hook.leave_dense()
-        state.times.start_call()
-
-    def _begin_merging(self, arguments: Call) -> None:
-        """See that nothing is in the way, and how many tokens each site gets."""
-        state = self.state
-        state.cut = self._cut(arguments)
-        check_model(self.model, self.sites)
-        state.layout.read(arguments)
-        self._choose(arguments)
+                why = generation.schedule.why
+                warn(f"nothing is done here: {why}, and tokens can't be merged: {error}")
         for hook in self.sites:
-            hook.foretell()
-            check_attention(hook)
+            hook.ran = False
+        clock = self.clock
+        return ModelCall(
+            clock.step, clock.call, generation.shifted, layout, tasks, generation.plans, self.times
+        )
+
+    def dense_tasks(self) -> Sequence[SiteTask]:
+        return [DENSE] * len(self.sites)
+
+    def _layout_and_tasks(self, arguments: Call, generation: Generation) -> tuple[Layout, Sequence[SiteTask]]:
+        """Of a call that merges, unless something is in the way; made once for calls that are alike."""
+        if torch.is_grad_enabled():
+            check_checkpointing(self.model)
+        version = self.surroundings.version
+        if version not in generation.tasks:
+            check_model(self.model, self.sites)
+            generation.tasks[version] = ()
+        layout = generation.layouts.read(arguments)
+        cut = self._cut(arguments)
+        off = autotune.decide(self, arguments, layout, cut).off if self.config.auto else frozenset()
+        ratios = generation.schedule.ratios
+        key = (layout, ratios.range(self.clock.step), off, cut, version)
+        if key not in generation.tasks:
+            generation.tasks[key] = self.merging_tasks(layout, cut, off)
+        return layout, generation.tasks[key]
+
+    def merging_tasks(
+        self, layout: Layout, cut: bool, off: frozenset[autotune.Group] = frozenset()
+    ) -> Sequence[SiteTask]:
+        """Of all sites at this step; those of some groups may be off."""
+        ratios, tasks = self.generation.schedule.ratios, []
+        for hook in self.sites:
+            group = autotune.group_of(hook)
+            ratio = 0.0 if group in off else ratios.at(self.clock.step, *group)
+            tasks.append(hook.task(layout, ratio, cut))
+            if ratio:
+                check_attention(hook)
+        return tasks
 
     def _cut(self, arguments: Call) -> bool:
-        """What acts between blocks, or leaves some out, must find all tokens in their order."""
+        """Whether every block is a span of its own: what acts between blocks must find all tokens."""
         return (
             self.family.skips
             or any(arguments.get(name) is not None for name in self.family.between_blocks)
-            or act_between_blocks(self.model, self.sites)
+            or self.surroundings.between_blocks
         )
 
-    def _choose(self, arguments: Call) -> None:
-        """The ratio of each site in this call."""
-        measured = self.config.auto and self.trial is None and not self.family.reads(arguments)
-        off = autotune.decide(self, arguments).off if measured else frozenset()
-        range_number = self.state.schedule.range(self.state.clock.step)
-        for hook in self.sites:
-            hook.choose(autotune.group_of(hook) in off, range_number)
 
-    def _check_tokens_came_back(self) -> None:
-        if self.state.dense:
-            return
-        if self.config.where == "kv" and not any(hook.calls for hook in self.sites):
-            raise UnsupportedModelError(
-                "no keys and values were merged: something replaced the attention of this model"
-            )
-        if any(hook.run.kept is not None for hook in self.sites):
-            raise UnsupportedModelError(
-                "a block was left out of its run, so that tokens came back merged or out of order: "
-                'something else skips blocks of this model; use where="module" beside it'
-            )
+class Turn(NamedTuple):
+    """One call of the model, as it begins: the outputs before it, and the call that runs or the forecast."""
 
-
-@dataclass
-class ModelCall:
-    """One call of the model: the outputs of those before it, and its own where that is forecast."""
-
-    history: History | None = None
-    skipped: bool = False
-    output: Any = None
+    history: History | None
+    call: ModelCall | None = None
+    forecast: Any = None
 
 
 class Counts:
@@ -289,7 +321,8 @@ class Counts:
         self.calls = {"run": 0, "forecast": 0}
         self.steps = {"run": 0, "forecast": 0}
         self.generations = 0
-        self.why = ""  # the last generation ran the steps that it did
+        self.refreshes = {"destinations": 0, "weights": 0}  # plans made, whole and with new weights only
+        self.why = ""  # the reason for the steps that the last generation ran
 
     def add(self, clock: Clock, skipped: bool) -> None:
         did = "forecast" if skipped else "run"

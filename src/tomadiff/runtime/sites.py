@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from tomadiff.config import Config, Ratio
+from tomadiff.config import Config
 from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.models import Block, Family, Site
 
 
 @dataclass(frozen=True)
-class Place:
-    """A site in a model: its module and the ratios it gets."""
+class BoundSite:
+    """A site of one model, with its module."""
 
     site: Site
     module: nn.Module
@@ -22,22 +22,21 @@ class Place:
     block: nn.Module  # that it is in, or is
     block_name: str
     level: int
-    ratios: tuple[float, ...]  # by range of steps
     depth: float  # how far through the model it is, from 0 to 1
 
     @property
-    def neighbours(self) -> str:
-        """The list it is in: blocks of one list run one after the other."""
+    def list_name(self) -> str:
+        """The list of blocks that it is in, which run one after the other."""
         parts = self.name.split(".")
         number = max((i for i, part in enumerate(parts) if part.isdigit()), default=len(parts))
         return ".".join(parts[:number])
 
 
-def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
+def find(model: nn.Module, family: Family, config: Config) -> list[BoundSite]:
     """Every site, in the order they run; an error where configuration and model don't fit."""
     everything = _blocks(model, family)
     blocks = _without_ends(everything, config.dense_blocks, config.dense_last_blocks)
-    places = []
+    bound = []
     for number, name, module, block in blocks:
         level = family.level(model, name)
         for site in _sites(block, config):
@@ -51,8 +50,7 @@ def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
                     )
                 full_name = f"{name}.{site.path}" if site.path else name
                 depth = number / len(everything)
-                ratios = tuple(_ratio(ratio, site, level) for _, ratio in config.ranges())
-                places.append(Place(site, part, full_name, module, name, level, ratios, depth))
+                bound.append(BoundSite(site, part, full_name, module, name, level, depth))
     if not blocks:
         ends = {name: getattr(config, name) for name in ("dense_blocks", "dense_last_blocks")}
         beyond = " and ".join(f"{name}={count}" for name, count in ends.items() if count)
@@ -60,8 +58,8 @@ def find(model: nn.Module, family: Family, config: Config) -> list[Place]:
             f"this {type(model).__name__} has no {' or '.join(b.name for b in family.blocks)} to merge in"
             + (f" beyond {beyond}" if beyond else "")
         )
-    _check(places, family, config)
-    return places
+    _check(bound, family, config)
+    return bound
 
 
 def _blocks(model: nn.Module, family: Family) -> list[tuple[str, nn.Module, Block]]:
@@ -105,13 +103,7 @@ def _sites(block: Block, config: Config) -> list[Site]:
     return [site for site in block.modules if site.kind in config.modules]
 
 
-def _ratio(ratio: Ratio, site: Site, level: int) -> float:
-    if not isinstance(ratio, Mapping):
-        return ratio
-    return ratio.get(site.kind, ratio.get(level, 0.0))
-
-
-def _check(places: list[Place], family: Family, config: Config) -> None:
+def _check(bound: list[BoundSite], family: Family, config: Config) -> None:
     if config.where not in family.offers:
         raise ConfigError(
             f"where={config.where!r} can't be honoured: {family.name} offers "
@@ -125,12 +117,12 @@ def _check(places: list[Place], family: Family, config: Config) -> None:
             f"region_size={sizes} has {len(sizes)} sizes, and tokens of {family.name} are on grids of "
             f"{' or '.join(map(str, sorted(family.axes)))} axes: give one size for each, or a single number"
         )
-    if not places:
+    if not bound:
         raise ConfigError(
             f"modules={config.modules!r} leaves nothing to merge: {family.name} has "
             + ", ".join(sorted({site.kind for block in family.blocks for site in block.modules}))
         )
-    there = {place.site.kind for place in places} | {place.level for place in places}
+    there = {each.site.kind for each in bound} | {each.level for each in bound}
     for ratio in (ratio for _, ratio in config.ranges() if isinstance(ratio, Mapping)):
         missing = [key for key in ratio if key not in there]
         if missing:
@@ -138,7 +130,7 @@ def _check(places: list[Place], family: Family, config: Config) -> None:
                 f"ratio names {', '.join(map(repr, missing))}, which this model doesn't have with "
                 f"where={config.where!r}; it has {', '.join(map(repr, sorted(there, key=str)))}"
             )
-    if config.weigh_keys and not any(place.site.weighs for place in places):
+    if config.weigh_keys and not any(each.site.weighs for each in bound):
         raise ConfigError(
             f"weigh_keys=True can't be honoured here: in {family.name}, no site of where={config.where!r}, "
             f"modules={config.modules!r} has attention over merged keys that takes a mask; leave it out"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -12,38 +13,47 @@ from .machine import wait_for
 
 
 class Times:
-    """Books what is done, while it is done."""
+    """Seconds by phase, measured while the work is done."""
 
     def __init__(self) -> None:
         self.seconds = {"plan": 0.0, "merge": 0.0, "unmerge": 0.0, "model": 0.0}
         self.phase: str | None = None  # which of these is under way; None for the model itself
-        self.synchronise = False  # wait for the device around each of these: slow, but then times are known
+        self.synchronise = False  # wait for the device around each phase: slow, but then times are known
         self.known = True  # False once it ran on a device whose clock is not ours
-        self._start = 0.0
 
-    def start_call(self) -> None:
+    def spent(self, on: str, device: torch.device) -> AbstractContextManager[None]:
+        """Add the time of a `with` block. Only the CPU works while we look; others run behind our back."""
+        return _Phase(self, on, device)
+
+    def overhead(self, on: str, device: torch.device) -> AbstractContextManager[None]:
+        """The same for our own work, which autocast must not change the precision of."""
+        if torch.is_autocast_enabled(device.type):
+            return self._without_autocast(on, device)
+        return _Phase(self, on, device)
+
+    @contextlib.contextmanager
+    def _without_autocast(self, on: str, device: torch.device) -> Iterator[None]:
+        with _Phase(self, on, device), torch.autocast(device.type, enabled=False):
+            yield
+
+
+class _Phase(AbstractContextManager[None]):
+    """A class, and not a generator, since it is entered many times in each call of a model."""
+
+    def __init__(self, times: Times, on: str, device: torch.device) -> None:
+        self._times, self._on, self._device = times, on, device
+
+    def __enter__(self) -> None:
+        if self._times.synchronise:
+            wait_for(self._device)
+        self._times.phase = self._on
         self._start = time.perf_counter()
 
-    def end_call(self) -> None:
-        self.seconds["model"] += time.perf_counter() - self._start
-
-    @contextlib.contextmanager
-    def spent(self, on: str, device: torch.device) -> Iterator[None]:
-        """Book the time of what is inside. Only the CPU works while we look; others run behind our back."""
-        if self.synchronise:
-            wait_for(device)
-        start, self.phase = time.perf_counter(), on
-        try:
-            yield
-        finally:
-            self.phase = None
-        if self.synchronise:
-            wait_for(device)
-        self.seconds[on] += time.perf_counter() - start
-        self.known &= device.type == "cpu"
-
-    @contextlib.contextmanager
-    def overhead(self, on: str, device: torch.device) -> Iterator[None]:
-        """Our own work: booked, and in the precision that we ask for, also under autocast."""
-        with self.spent(on, device), torch.autocast(device.type, enabled=False):
-            yield
+    def __exit__(self, *error: object) -> None:
+        times = self._times
+        times.phase = None
+        if times.synchronise:
+            wait_for(self._device)
+        times.seconds[self._on] += time.perf_counter() - self._start
+        if self._device.type != "cpu":
+            times.known = False

@@ -68,24 +68,18 @@ class Recorder:
 
     def _current(self, step: int) -> list[MergeMap]:
         """The plan at the finest grid, first kind of site; none in a step that was left dense."""
-        state = self.patch.state
-        if state.dense:
+        generation, now = self.patch.generation, self.patch.clock.step
+        plans = {} if generation is None else generation.plans
+        used = [key for key, kept in plans.items() if key.call == 0 and kept.used_step == now]
+        if not used:
             return []
-        ratios = {site.ratio for site in self.patch.sites}  # plans of earlier ranges of steps have others
-        keys = [
-            key
-            for key in state.plans
-            if key.call == 0 and key.shifted == state.shifted() and key.ratio in ratios
-        ]
-        if not keys:
-            return []
-        # guidance may end on the way, which leaves plans of a larger batch behind
-        finest = max(
-            (key for key in keys if key.batch == keys[-1].batch), key=lambda key: math.prod(key.grid)
-        )
-        plan = state.plans[finest].plan
-        layout = getattr(plan, "plan", plan).regions  # a fused plan holds the one with the regions
-        regions = torch.arange(layout.count).repeat_interleave(layout.size).reshape(1, -1, 1)
+        finest = max(used, key=lambda key: math.prod(key.grid))
+        plan = plans[finest].plan
+        regions = torch.zeros(math.prod(finest.grid), dtype=torch.long)
+        layout = getattr(plan, "regions", None)  # which not every method has
+        if layout is not None:
+            numbers = torch.arange(layout.count).repeat_interleave(layout.size).reshape(1, -1, 1)
+            regions = layout.restore(numbers.to(plan.destinations.device)).flatten().cpu()
         return [
             MergeMap(
                 step=step,
@@ -93,6 +87,6 @@ class Recorder:
                 grid=finest.grid,
                 destinations=plan.destinations[self.sample].cpu(),
                 owners=plan.owners()[self.sample].cpu(),
-                regions=layout.restore(regions.to(plan.destinations.device)).flatten().cpu(),
+                regions=regions,
             )
         ]

@@ -17,7 +17,8 @@ from typing import Any
 from torch import nn
 
 import tomadiff
-from tomadiff.config import DEFAULTS, PRESETS, Config, make
+from tomadiff import methods
+from tomadiff.config import PRESETS, Config, make
 from tomadiff.errors import ConfigError
 from tomadiff.models import Family
 from tomadiff.settings_file import load as load_settings
@@ -31,7 +32,7 @@ METHODS = (
     "ideal",
     OURS,
     *PRESETS,
-    *(name for name in DEFAULTS if name not in ("toma", "ideal")),
+    *(name for name in methods.METHODS if name not in ("toma", "ideal")),
 )
 USUAL = (DENSE, *METHODS, "tomesd")  # what a benchmark of single calls compares
 NAMES = (DENSE, AUTO, *METHODS, *RIVALS)
@@ -57,7 +58,7 @@ def asked(way: str, ratio: float) -> tuple[str | None, Settings]:
         raise ConfigError(
             f"unknown method {way!r}; there are {', '.join(NAMES)}, and {OURS}:setting=value,..."
         )
-    if name in DEFAULTS and name not in PRESETS:
+    if name in methods.METHODS and name not in PRESETS:
         settings = {"method": name, **settings}
     if ratio or merges(way):
         settings = {"ratio": ratio, **settings}

@@ -224,7 +224,7 @@ def patch_for_counting(model: nn.Module, family: Family, config: Config, grid: t
     )
     config = dataclasses.replace(config, interval=1)
     patch = Session(model, family, config)
-    patch.state.times = MetaTimes()
+    patch.times = MetaTimes()
     return patch
 
 
@@ -242,17 +242,17 @@ def count(call: Callable[[int], Any], patch: Session | None = None) -> Cycle:
     steps: list[Counts] = []
     reusing: dict[bool, Counts] = {}  # steps that reuse plans of the same layout are all alike: run one
     attach(patch)
-    state, plans = patch.state, patch.state.plans
-    state.clock.forget()
+    patch.forget()
     try:
         for step in range(period):
             shifted = shift and step % 2 == 1
+            plans = patch.plans
             if shifted in reusing and not any(plans.due(kept, step) for kept in plans.values()):
                 steps.append(reusing[shifted])
                 continue
-            state.clock.step, made = step - 1, plans.refreshes.copy()  # steps may have been left out
-            steps.append(_counted(call, step, lambda: state.times.phase))
-            if plans.refreshes == made:
+            patch.clock.step, made = step - 1, patch.counts.refreshes.copy()  # steps may have been left out
+            steps.append(_counted(call, step, lambda: patch.times.phase))
+            if patch.counts.refreshes == made:
                 reusing[shifted] = steps[-1]
     finally:
         detach(patch)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch._dynamo.utils
 
-from tomadiff.core import Schedule
+from tomadiff.core import RefreshSchedule
 from tomadiff.runtime.machine import wait_for
 from tomadiff.tools.denoiser_flops import Work
 
@@ -108,7 +108,7 @@ def _warm_up(call: Call, contender: Contender, device: torch.device, whole: bool
         wait_for(device)
         if patch is None or whole or device.type == "cpu":
             return dict.fromkeys(PARTS)
-        plans, times = patch.state.plans, patch.state.times
+        plans, times = patch.plans, patch.times
         plans.clear()
         before, times.synchronise = dict(times.seconds), True
         call(1)
@@ -116,7 +116,7 @@ def _warm_up(call: Call, contender: Contender, device: torch.device, whole: bool
         spent: dict[str, float | None] = {part: times.seconds[part] - before[part] for part in PARTS}
         if contender.keeps_plans_for > 1:
             call(2)  # where layouts take turns, the plan of the other one
-            plans.schedule = Schedule(10**9, 10**9)  # timed calls reuse what there is now
+            plans.schedule = RefreshSchedule(10**9, 10**9)  # timed calls reuse what there is now
         return spent
 
 
@@ -130,10 +130,10 @@ def _timed(
     spent: dict[str, float | None],
 ) -> Run:
     """One run. On the CPU, which tells what it spent on what, plans are made in every single call."""
-    state = contender.patch.state if contender.patch else None
-    if state and not whole and device.type == "cpu":
-        state.plans.clear()
-    before = dict(state.times.seconds) if state else {}
+    patch = contender.patch
+    if patch and not whole and device.type == "cpu":
+        patch.plans.clear()
+    before = dict(patch.times.seconds) if patch else {}
     with contender.use():
         level, compiled = reset_peak(device), graphs()
         wait_for(device)
@@ -146,8 +146,8 @@ def _timed(
             f"{contender.label}: torch compiled something inside a timed call, so its time means nothing: "
             "please report this, with the command; without --compile there is nothing to compile"
         )
-    if state and state.times.known:
-        known = {part: state.times.seconds[part] - before[part] for part in PARTS}
+    if patch and patch.times.known:
+        known = {part: patch.times.seconds[part] - before[part] for part in PARTS}
         spent = {**known}
         if not whole and contender.keeps_plans_for > 1:
             seconds -= known["plan"]

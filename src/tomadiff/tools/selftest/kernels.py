@@ -52,7 +52,7 @@ def time_of_a_launch(device: torch.device) -> Iterator[Finding]:
 
     x = torch.randn(2, 4096, 640, device=device, dtype=torch.float16)
     plan = core_plan(x, partition((64, 64), "tile", 8, False, device))
-    core = _microseconds(lambda: plan.merge(plan.regions.arrange(x)), device)
+    core = _microseconds(lambda: plan.merge(x), device)
     repeats: dict = {}
     kernel = _microseconds(lambda: merge(plan, x, repeats), device)
     yield Finding(
