@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -14,8 +15,9 @@ from pipelines import draw, make
 from tiny import build, tiny
 
 import tomadiff
-from tomadiff import settings_file
+from tomadiff import Config, settings_file
 from tomadiff.__main__ import formatted
+from tomadiff.config import MergingSettings
 from tomadiff.errors import ConfigError
 from tomadiff.models import unet
 from tomadiff.tools.cli import main
@@ -204,3 +206,8 @@ def test_files_of_the_same_name_have_rows_of_their_own(
     table = capsys.readouterr().out
     for title in ("dense  ", "dense.json", "fast.json", "some/fast.json"):
         assert f"\n  {title}" in table
+
+
+def test_editors_are_shown_every_setting_of_a_config() -> None:
+    shown = {"interval", "ratio", *MergingSettings.__annotations__}
+    assert shown == {field.name for field in dataclasses.fields(Config)}

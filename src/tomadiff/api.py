@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from os import PathLike
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .config import Config, make
+from .config import Config, Interval, MergingSettings, Ratios, make
 from .errors import NotPatchedError
 from .models import FAMILIES, Family, custom, find_family
 from .models.custom import Sites
@@ -17,6 +17,9 @@ from .runtime.session import Session
 from .settings_file import load as load_settings
 from .settings_file import warn_of_another
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Target = TypeVar("Target")  # a pipeline or a model
 
 
@@ -24,9 +27,11 @@ def apply(
     target: Target,
     config: Config | str | PathLike[str] | None = None,
     *,
+    interval: Interval | None = None,
+    ratio: Ratios | None = None,
     preset: str | None = None,
     sites: Sites | None = None,
-    **settings: Any,
+    **settings: Unpack[MergingSettings],
 ) -> Target:
     """Make a diffusers pipeline, UNet or transformer faster, by two means that go together.
 
@@ -38,17 +43,19 @@ def apply(
     one is named ("toma", "toma_once", "toma_tile", "toma_stripe"). `sites` says where to merge in a model of
     no declared family. Applying again replaces what was there. Returns the target.
     """
+    asked = {"interval": interval, "ratio": ratio}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None} | {**settings}
     path = file = None
     if isinstance(config, (str, PathLike)):
         path, file = config, load_settings(config)
         # as if by keyword, so that what it leaves out is as the model allows; beside others, it is refused
-        config, settings = (file.config, settings) if settings or preset else (None, file.given)
+        config, given = (file.config, given) if given or preset else (None, file.given)
     sessions = []
     for model, pipeline in registration.denoisers(target):
         family = find_family(model) if sites is None else custom.family(model, sites)
         more = () if family is None else (family.paper_reuse, family.offers)
-        sessions.append(Session(model, family, make(config, preset, settings, *more), pipeline))
-    made_for = warn_of_another(path, file, sessions[0].model) if file else None
+        sessions.append(Session(model, family, make(config, preset, given, *more), pipeline))
+    made_for = warn_of_another(path, file, sessions[0].model) if path and file else None
     remove(target)
     for session in sessions:
         session.made_for = made_for
@@ -69,13 +76,15 @@ def merged(
     target: Target,
     config: Config | str | PathLike[str] | None = None,
     *,
+    interval: Interval | None = None,
+    ratio: Ratios | None = None,
     preset: str | None = None,
     sites: Sites | None = None,
-    **settings: Any,
+    **settings: Unpack[MergingSettings],
 ) -> Iterator[Target]:
     """`apply` for the length of a `with` block, then again what was there before."""
     models, before = [model for model, _ in registration.denoisers(target)], _sessions(target)
-    apply(target, config, preset=preset, sites=sites, **settings)
+    apply(target, config, interval=interval, ratio=ratio, preset=preset, sites=sites, **settings)
     try:
         yield target
     finally:

@@ -7,11 +7,11 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypedDict, TypeGuard, cast
 
 import numpy as np
 
-from .core import num_kept
+from .core import RefreshSchedule, num_kept
 from .errors import ConfigError
 from .methods import METHODS, MODULES, PlanSettings
 
@@ -27,6 +27,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
 MERGING = tuple(METHODS["toma"].defaults)
 
 Ratio = float | Mapping[str | int, float]
+Ratios = Ratio | Sequence[tuple[int | float, Ratio]] | str
+Interval = int | Sequence[int] | str
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ class Config:
     shift: use a layout that is shifted by half a region (half a cell) in every other step that runs.
     """
 
-    interval: int | Sequence[int] | str | None = None
-    ratio: Ratio | Sequence[tuple[int | float, Ratio]] | str | None = None
+    interval: Interval | None = None
+    ratio: Ratios | None = None
     method: str = "toma"
     regions: str | None = None
     region_size: int | tuple[int, ...] | None = None
@@ -175,7 +177,8 @@ class Config:
 
     def _check_fit(self) -> None:
         """Settings that are fine one by one, but not together."""
-        if self.refresh_destinations % self.refresh_weights:
+        refresh = self.refresh_schedule()
+        if refresh.destinations % refresh.weights:
             raise ConfigError(
                 f"refresh_destinations={self.refresh_destinations} must be a multiple of "
                 f"refresh_weights={self.refresh_weights}, since new destinations need new weights"
@@ -296,8 +299,12 @@ class Config:
         if self.ratio is None:
             return ((0, METHODS[self.method].defaults["ratio"]),)
         if not isinstance(self.ratio, tuple):
-            return ((0, self.ratio),)
+            return ((0, cast(Ratio, self.ratio)),)  # lists were made tuples
         return self.ratio if self.ratio[0][0] == 0 else ((0, 0.0), *self.ratio)
+
+    def refresh_schedule(self) -> RefreshSchedule:
+        """For how many steps plans are kept."""
+        return RefreshSchedule(self.refresh_destinations or 1, self.refresh_weights or 1)
 
     def plan_settings(self) -> PlanSettings:
         """What plans depend on; a method that has no such setting doesn't read it."""
@@ -314,6 +321,27 @@ class Config:
         if asked["interval"] == 1 and "ratio" in asked:  # a ratio alone says so
             del asked["interval"]
         return asked
+
+
+class MergingSettings(TypedDict, total=False):
+    """The fields of `Config` beside `interval` and `ratio`, for editors that show what `apply` takes."""
+
+    method: str
+    regions: str | None
+    region_size: int | tuple[int, ...] | None
+    assign: str | None
+    where: str | None
+    modules: Collection[str] | None
+    scale: float | None
+    unmerge: str | None
+    refresh_destinations: int | None
+    refresh_weights: int | None
+    share: str | None
+    weigh_keys: bool
+    dense_blocks: int | None
+    dense_last_blocks: int
+    shift: bool
+    auto: bool
 
 
 # The paper's variants. How long plans are kept differs by family, see `make`.
@@ -381,11 +409,11 @@ def _plain(value: Any) -> Any:
     return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

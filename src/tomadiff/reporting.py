@@ -65,7 +65,7 @@ class Report:
             )
         if not self.generations:
             lines.append("not called yet: tokens and times are known after a generation")
-        elif self.overhead is None:
+        elif self.overhead is None or self.seconds is None:
             lines.append("times are not known: this device works while the host goes on")
         elif self.sites:
             parts = ", ".join(f"{name} {self.seconds[name]:.3f} s" for name in ("plan", "merge", "unmerge"))

@@ -117,7 +117,7 @@ def assign(
     if real_slots is not None:
         logits.masked_fill_(~real_slots[:, :, None], float("-inf"))
     # sharp softmaxes are full of denormal numbers, on which CPUs multiply fifteen times slower than on zeros
-    assignment = F.threshold_(logits.softmax(dim=1), 1e-12, 0.0)
+    assignment = F.threshold(logits.softmax(dim=1), 1e-12, 0.0, inplace=True)
     return assignment if real_tokens is None else assignment * real_tokens[:, None, :]
 
 

@@ -14,7 +14,7 @@ import logging
 import os
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -269,13 +269,13 @@ def _part(group: Group, count: int, rounds: list[tuple[dict[Group, float], dict[
 
 def _groups(session: Session) -> Counter[Group]:
     """Those that may merge, and how many sites are in them."""
-    ratios = session.generation.schedule.ratios
+    ratios = session.ratios
     return Counter(group_of(hook) for hook in session.sites if ratios.ever(*group_of(hook)))
 
 
 def _keeps_plans_for(session: Session) -> float:
     """Steps for each plan that is made; with two layouts in turns, there are twice as many plans."""
-    return session.config.refresh_weights / (1 + session.config.shift)
+    return session.config.refresh_schedule().weights / (1 + session.config.shift)
 
 
 class _Trials:
@@ -309,8 +309,8 @@ class _Watch:
 
     def __init__(self, times: Times) -> None:
         self.times, self.device = times, torch.device("cpu")
-        self.seconds: Counter[Group] = Counter()
-        self.plan: Counter[Group] = Counter()
+        self.seconds: defaultdict[Group, float] = defaultdict(float)
+        self.plan: defaultdict[Group, float] = defaultdict(float)
 
     def clear(self) -> None:
         self.seconds.clear()

@@ -22,7 +22,7 @@ class Clock:
 
     def __init__(self, pipeline: Any = None, ascending: bool = False) -> None:
         self.pipeline = None if pipeline is None else weakref.ref(pipeline)
-        self.scheduler = getattr(pipeline, "scheduler", None)  # which other pipelines may share
+        self.scheduler: Any = getattr(pipeline, "scheduler", None)  # which other pipelines may share
         self._ascending = ascending  # the model's timesteps grow from noise to image
         self.generation = 0
         self.step = 0
@@ -50,7 +50,7 @@ class Clock:
         # and without any time, nobody knows which calls are about the same
         anew |= timestep is None and table is None
         self._table, self._last, self._time = table, timestep, now
-        anew = anew or now.source != before.source or now.value < before.value
+        anew = anew or before is None or now.source != before.source or now.value < before.value
         if not anew and now == before:
             most = MAX_CALLS if table is None or not now.in_table else MAX_VIEWS
             anew = self.call + 1 == most or not _same_image(sample, self._sample)

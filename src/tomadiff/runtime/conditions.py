@@ -63,7 +63,7 @@ class Adapters:
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
         self._layers = [module for module in modules if isinstance(getattr(module, "scaling", None), dict)]
-        processors = [getattr(module, "processor", None) for module in modules]
+        processors: list[Any] = [getattr(module, "processor", None) for module in modules]
         self._processors = [each for each in processors if isinstance(getattr(each, "scale", None), list)]
 
     def state(self) -> list[Any]:

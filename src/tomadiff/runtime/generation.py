@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from tomadiff.config import Config
-from tomadiff.core import RefreshSchedule
 from tomadiff.models import Family
 
 from .conditions import Adapters, Conditions
@@ -42,10 +41,8 @@ class Generation:
         if config.interval != 1 and scheduler is not None:
             self._watch = watch_first_step(scheduler)
         self.sampling, self.schedule = self._plan({})
-        self.plans = PlanCache(
-            RefreshSchedule(config.refresh_destinations, config.refresh_weights), refreshes
-        )
-        self.layouts = None if family is None else LayoutReader(model, family)
+        self.plans = PlanCache(config.refresh_schedule(), refreshes)
+        self.layouts = LayoutReader(model, family)
         self.tasks: dict[Hashable, Sequence[SiteTask]] = {}  # of all sites, by what decides them
         self._adapters: Adapters | None = None
         self._histories: dict[int, History] = {}

@@ -240,8 +240,9 @@ class SiteHook(ModelHook):
         return self.site.weighed_inside and not (self.site.weigh_keys and torch.compiler.is_compiling())
 
     def _refuse_masks(self, inputs: Call) -> None:
+        masks = (self.site.mask, "ip_adapter_masks") if self.site.mask else ("ip_adapter_masks",)
         for holder in (inputs, *(inputs.get(name) for name in ATTENTION_KWARGS)):
-            for mask in (self.site.mask, "ip_adapter_masks"):
+            for mask in masks:
                 if holder and holder.get(mask) is not None:
                     raise ConfigError(
                         f"{self.bound.name} was called with {mask}, a mask over image tokens, which merged "

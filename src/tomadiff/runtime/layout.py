@@ -38,7 +38,7 @@ class Layout:
 class LayoutReader:
     """Reads layouts from the arguments of a model, as its family says."""
 
-    def __init__(self, model: nn.Module, family: Family) -> None:
+    def __init__(self, model: nn.Module, family: Family | None) -> None:
         self._model, self._family = model, family
         self._sources: list[Any] | None = None  # the arguments that were read last
         self.layout = Layout()  # the last one
@@ -46,6 +46,8 @@ class LayoutReader:
     def read(self, arguments: Call) -> Layout:
         """Look at the arguments that tell, unless they are the very same as in the last call."""
         family = self._family
+        if family is None:
+            return self.layout
         names = [family.grid_from] if isinstance(family.grid_from, str) else family.grid_from
         sources = [arguments.get(name) for name in names]
         if self._sources is None or any(a is not b for a, b in zip(sources, self._sources)):

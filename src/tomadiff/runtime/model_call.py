@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tomadiff.models import PerTokenArg
-
 from .layout import Layout
 from .plan_cache import KeptPlan, PlanCache
 from .timing import Times
@@ -62,5 +60,5 @@ class ModelCall:
     span_lengths: dict[int, tuple[int, int]] = field(default_factory=dict)  # tokens before and after merging
     visits: Counter[int] = field(default_factory=Counter)  # merges by site: a block may run on half batches
     block_input: Tensor | None = None  # of the block under way, for methods that plan from it
-    # arguments, and what they are for merged tokens, by plan
-    gathered: dict[tuple[int, int, PerTokenArg, bool], tuple[Any, Any]] = field(default_factory=dict)
+    # arguments, and their rows for merged tokens, by the identities of destinations, argument and declaration
+    gathered: dict[tuple[int, int, int], tuple[Any, Any]] = field(default_factory=dict)

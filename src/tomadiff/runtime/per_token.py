@@ -16,7 +16,7 @@ from tomadiff.models import Call, PerTokenArg
 def map_argument(inputs: Call, name: str, function: Callable[..., Any], *args: Any) -> None:
     """Replace an argument, "name" or "name.key" of a dict, by a function of it, where it is given."""
     outer, _, inner = name.partition(".")
-    value = inputs.get(outer)
+    value: Any = inputs.get(outer)
     if inner and (value or {}).get(inner) is not None:
         inputs[outer] = {**value, inner: function(value[inner], *args)}
     elif not inner and value is not None:
@@ -65,11 +65,11 @@ def _gather(
             f"{rows.argument} of shape {list(table.shape)} has fewer entries than there are tokens, "
             f"{tokens}: these can't be merged with it"
         )
-    merged: Tensor | PerSample = destination_rows(
-        destinations, tokens, table, rows.axis, before if rows.text_last else before + text
-    )
+    start = before if rows.text_last else before + text
+    gathered = destination_rows(destinations, tokens, table, rows.axis, start)
+    merged: Tensor | PerSample = gathered
     if rows.axis == 0:
-        merged = merged[0] if len(merged) == 1 else PerSample(merged)
+        merged = gathered[0] if len(gathered) == 1 else PerSample(gathered)
     return PerLength(table, merged) if keys_only else merged
 
 
@@ -88,10 +88,14 @@ class PerSample:
         return self.rows.shape
 
     def __getitem__(self, index: tuple) -> Tensor:
-        return self.rows[(slice(None), *index[1:])]
+        without_batch = (slice(None), *index[1:])
+        return self.rows[without_batch]
 
     def unsqueeze(self, axis: int) -> Tensor:
         return self.rows.unsqueeze(axis + 1)
+
+    def to(self, device: torch.device) -> PerSample:
+        return PerSample(self.rows.to(device))
 
     def view(self, *shape: int) -> Tensor:
         return self.rows.view(len(self.rows), *shape[1:])

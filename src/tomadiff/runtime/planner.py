@@ -94,7 +94,7 @@ class Planner:
 
     def first_frame(self, grid: tuple[int, ...], ratio: float) -> int:
         """How many tokens of the first frame a plan will keep."""
-        sizes = self.config.region_size
+        sizes = self.settings.region_size
         if len(grid) == 1 or (isinstance(sizes, tuple) and sizes[0] > 1):
             raise ConfigError(
                 f"{self.bound.name} treats the first frame apart, so that regions must lie within "
@@ -114,7 +114,7 @@ class Planner:
                 'method="toma" with regions="stripe", which needs none (and turn feed-forward chunking off, '
                 "if it is on)"
             )
-        sizes = self.config.region_size
+        sizes = self.settings.region_size
         if isinstance(sizes, tuple) and len(sizes) != len(grid):
             raise ConfigError(
                 f"region_size={sizes} has {len(sizes)} sizes, and tokens are on a grid of {len(grid)} axes, "

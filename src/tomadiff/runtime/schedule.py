@@ -74,7 +74,8 @@ def make_schedule(config: Config, steps: int | None, sampling: Sampling, obstacl
                 f"interval={list(interval)} ends with step {interval[-1]}, and this generation with step "
                 f"{steps - 1}, which should run: list the steps for {steps}, or give a number"
             )
-        interval, listed = 1, frozenset(interval)
+        listed = frozenset(interval)
+        interval = 1
     ratios = RatioSchedule(tuple((_start(start, steps), ratio) for start, ratio in config.ranges()))
     merges = config.ratio is not None or (interval == 1 and listed is None)
     return Schedule(steps, interval, listed, merges, ratios, why)
@@ -87,7 +88,7 @@ def _interval(
         return 1, ""
     if obstacle:
         return 1, f"every step runs, since {obstacle}"
-    if config.interval != "auto":
+    if isinstance(config.interval, (int, tuple)):
         return config.interval, "as asked"
     if sampling.noise:
         return 1, f"every step runs, since {sampling.noise}"

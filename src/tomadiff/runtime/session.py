@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from tomadiff.config import Config
-from tomadiff.core import RefreshSchedule
 from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.models import Call, Family, Site, family_of
 
@@ -26,6 +25,7 @@ from .hook import SiteHook, join_spans, parameter_names
 from .layout import Layout
 from .model_call import DENSE, ModelCall, SiteTask
 from .plan_cache import PlanCache
+from .schedule import RatioSchedule
 from .sites import find
 from .timing import Times
 
@@ -101,7 +101,12 @@ class Session:
     @property
     def plans(self) -> PlanCache:
         """Those of the generation under way, if there is one."""
-        return self.generation.plans if self.generation else PlanCache(RefreshSchedule(1, 1))
+        return self.generation.plans if self.generation else PlanCache(self.config.refresh_schedule())
+
+    @property
+    def ratios(self) -> RatioSchedule:
+        """That of the generation under way; without one, nothing is merged."""
+        return self.generation.schedule.ratios if self.generation else RatioSchedule()
 
     def require_call(self, site: SiteHook) -> ModelCall:
         """The call of the model that a site is in."""
@@ -249,9 +254,10 @@ class Session:
         """What each site does in this call."""
         layout, tasks = Layout(), self.dense_tasks()
         self.surroundings.look()
-        if self.sites and generation.schedule.merges and self.family and not self.family.reads(arguments):
+        family = self.family
+        if self.sites and generation.schedule.merges and family and not family.reads(arguments):
             try:
-                layout, tasks = self._layout_and_tasks(arguments, generation)
+                layout, tasks = self._layout_and_tasks(family, arguments, generation)
             except ConfigError as error:
                 if self.config.ratio is not None:  # merging was asked for
                     raise
@@ -267,7 +273,9 @@ class Session:
     def dense_tasks(self) -> Sequence[SiteTask]:
         return [DENSE] * len(self.sites)
 
-    def _layout_and_tasks(self, arguments: Call, generation: Generation) -> tuple[Layout, Sequence[SiteTask]]:
+    def _layout_and_tasks(
+        self, family: Family, arguments: Call, generation: Generation
+    ) -> tuple[Layout, Sequence[SiteTask]]:
         """Of a call that merges, unless something is in the way; made once for calls that are alike."""
         if torch.is_grad_enabled():
             check_checkpointing(self.model)
@@ -276,10 +284,9 @@ class Session:
             check_model(self.model, self.sites)
             generation.tasks[version] = ()
         layout = generation.layouts.read(arguments)
-        cut = self._cut(arguments)
+        cut = self._cut(family, arguments)
         off = autotune.decide(self, arguments, layout, cut).off if self.config.auto else frozenset()
-        ratios = generation.schedule.ratios
-        key = (layout, ratios.range(self.clock.step), off, cut, version)
+        key = (layout, self.ratios.range(self.clock.step), off, cut, version)
         if key not in generation.tasks:
             generation.tasks[key] = self.merging_tasks(layout, cut, off)
         return layout, generation.tasks[key]
@@ -288,7 +295,7 @@ class Session:
         self, layout: Layout, cut: bool, off: frozenset[autotune.Group] = frozenset()
     ) -> Sequence[SiteTask]:
         """Of all sites at this step; those of some groups may be off."""
-        ratios, tasks = self.generation.schedule.ratios, []
+        ratios, tasks = self.ratios, []
         for hook in self.sites:
             group = autotune.group_of(hook)
             ratio = 0.0 if group in off else ratios.at(self.clock.step, *group)
@@ -297,11 +304,11 @@ class Session:
                 check_attention(hook)
         return tasks
 
-    def _cut(self, arguments: Call) -> bool:
+    def _cut(self, family: Family, arguments: Call) -> bool:
         """Whether every block is a span of its own: what acts between blocks must find all tokens."""
         return (
-            self.family.skips
-            or any(arguments.get(name) is not None for name in self.family.between_blocks)
+            family.skips
+            or any(arguments.get(name) is not None for name in family.between_blocks)
             or self.surroundings.between_blocks
         )
 

@@ -35,7 +35,7 @@ class BoundSite:
 def find(model: nn.Module, family: Family, config: Config) -> list[BoundSite]:
     """Every site, in the order they run; an error where configuration and model don't fit."""
     everything = _blocks(model, family)
-    blocks = _without_ends(everything, config.dense_blocks, config.dense_last_blocks)
+    blocks = _without_ends(everything, config.dense_blocks or 0, config.dense_last_blocks)
     bound = []
     for number, name, module, block in blocks:
         level = family.level(model, name)
@@ -98,9 +98,9 @@ def _without_ends(
 def _sites(block: Block, config: Config) -> list[Site]:
     if config.where == "kv":
         return list(block.keys)
-    if config.where != "module" or (block.joined and {"self", "mlp"} <= set(config.modules)):
+    if config.where != "module" or (block.joined and {"self", "mlp"} <= set(config.modules or ())):
         return [block.whole] if block.whole else []
-    return [site for site in block.modules if site.kind in config.modules]
+    return [site for site in block.modules if site.kind in (config.modules or ())]
 
 
 def _check(bound: list[BoundSite], family: Family, config: Config) -> None:
@@ -111,8 +111,8 @@ def _check(bound: list[BoundSite], family: Family, config: Config) -> None:
             + "; give one of these"
         )
     sizes = config.region_size
-    tiles = isinstance(sizes, tuple) and config.regions == "tile"  # else their product counts
-    if tiles and family.axes and len(sizes) not in family.axes:
+    tiles = config.regions == "tile"  # else, only the product of sizes counts
+    if tiles and isinstance(sizes, tuple) and family.axes and len(sizes) not in family.axes:
         raise ConfigError(
             f"region_size={sizes} has {len(sizes)} sizes, and tokens of {family.name} are on grids of "
             f"{' or '.join(map(str, sorted(family.axes)))} axes: give one size for each, or a single number"
