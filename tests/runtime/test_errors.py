@@ -220,7 +220,7 @@ def test_weighing_keys_is_refused_where_blocks_attend_to_text_alone() -> None:
 
 def test_a_block_that_is_left_out_of_its_span_is_an_error() -> None:
     model = tomadiff.apply(denoiser(make("flux")), ratio=0.5, where="span", dense_blocks=0)
-    last = model.transformer_blocks[-1]
+    last = model.single_transformer_blocks[-1]
     last.forward = lambda hidden_states, encoder_hidden_states, **_: (encoder_hidden_states, hidden_states)
     with pytest.raises(UnsupportedModelError, match="left out"), torch.no_grad():
         model(**bare_call(model))
