@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from . import errors as errors
 
 if TYPE_CHECKING:
-    from .api import apply, families, merged, remove, report
+    from .api import apply, families, forget, merged, remove, report
     from .config import Config
     from .models.custom import Sites
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Sites", "apply", "families", "merged", "remove", "report"]
+__all__ = ["Config", "Sites", "apply", "families", "forget", "merged", "remove", "report"]
 
 # Importing torch and diffusers takes seconds, so they are imported when one of these is first used. The
 # command `tomadiff` prints its help and complains about its arguments without them.
@@ -29,6 +29,7 @@ _MODULES = {
     "Sites": ".models.custom",
     "apply": ".api",
     "families": ".api",
+    "forget": ".api",
     "merged": ".api",
     "remove": ".api",
     "report": ".api",

@@ -71,6 +71,16 @@ def remove(target: Target) -> Target:
     return target
 
 
+def forget(target: Target) -> Target:
+    """Let go of all plans and forecasts at once, where a generation was left before its end.
+
+    After the last step of a generation, none are held anyway. Returns the target.
+    """
+    for session in _sessions(target):
+        session.forget()
+    return target
+
+
 @contextlib.contextmanager
 def merged(
     target: Target,

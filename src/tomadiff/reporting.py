@@ -35,6 +35,7 @@ class Report:
     model_calls: dict[str, int]  # the same in calls: guidance may make several in a step
     why: str  # the last generation ran the steps that it did
     refreshes: dict[str, int]  # plans made: whole ones ("destinations"), and those with new "weights" only
+    held: int  # bytes of plans and forecasts, between the steps of a generation
     auto: list[str]  # what auto found, for each size
     seconds: dict[str, float] | None  # "plan", "merge", "unmerge", "model"; None where our clock can't tell
 
@@ -63,6 +64,8 @@ class Report:
                 f"plans made: {self.refreshes['destinations']} whole, "
                 f"{self.refreshes['weights']} with new weights only"
             )
+        if self.held:
+            lines.append(f"{self.held / 2**20:.1f} MB of plans and forecasts are held until the last step")
         if not self.generations:
             lines.append("not called yet: tokens and times are known after a generation")
         elif self.overhead is None or self.seconds is None:
@@ -100,6 +103,7 @@ def make_report(sessions: list[Session], second: str | None = None) -> Report:
         model_calls=_sums([session.counts.calls for session in sessions]),
         why=first.counts.why,
         refreshes=_sums([session.counts.refreshes for session in sessions]),
+        held=sum(session.held() for session in sessions),
         auto=[str(answer) for session in sessions for answer in session.answers.values()],
         seconds=_sums([session.times.seconds for session in sessions]) if timed else None,
     )

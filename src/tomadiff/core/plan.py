@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -61,6 +61,10 @@ class Plan:
             split = self.regions.split(self.regions.arrange(onto.to(y.dtype)))
             x = torch.baddbmm(split, unmerging, y)
         return self.regions.restore(x.reshape(-1, self.regions.count * self.regions.size, y.shape[-1]))
+
+    def cast(self, dtype: torch.dtype) -> Plan:
+        """With matrices in the type of the tokens, which may be another than that of features."""
+        return replace(self, merging=self.merging.to(dtype), unmerging=self.unmerging.to(dtype))
 
     def owners(self) -> Tensor:
         slots = self.assignment.argmax(1)  # [B * R, n]

@@ -39,6 +39,9 @@ class Fused:
             return self.plan.unmerge(y, onto, merged)
         return unmerge(self.plan, y, onto, merged, self.repeats)
 
+    def cast(self, dtype: torch.dtype) -> Fused:
+        return Fused(self.plan.cast(dtype))
+
     def owners(self) -> Tensor:
         return self.plan.owners()
 

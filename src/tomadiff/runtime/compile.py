@@ -20,13 +20,16 @@ from tomadiff.core import MergePlan
 from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.models import Call
 
+from .capture import check_not_captured
 from .model_call import SpanState
+from .plan_cache import tensors_of
 
 if TYPE_CHECKING:
     from .hook import SiteHook
 
 # a recorded CUDA graph would leave out all that is not on the device, which torch can be told from 2.8 on
 TAGS = {"tags": [torch.Tag.cudagraph_unsafe]} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
+PROGRAMS = 64
 _sites: weakref.WeakValueDictionary[int, SiteHook] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -62,7 +65,12 @@ class BlockCompiler:
     def compile_inside(self, original: Callable[..., Any]) -> None:
         """Compile what is inside, if that was asked for and it is another than the last time."""
         if self.settings is not None and self._original is not original:
-            self._original, self.forward = original, torch.compile(original, **self.settings)
+            # Lengths as constants, unless told otherwise: some blocks get all tokens, others merged ones, and
+            # torch would take that for lengths that are never the same.
+            if "dynamic" not in self.settings:
+                _allow_many_programs()
+            settings = {"dynamic": False, **self.settings}
+            self._original, self.forward = original, torch.compile(original, **settings)
 
     def give_back(self, module: nn.Module) -> None:
         """The block is compiled as if there had never been merging."""
@@ -71,6 +79,13 @@ class BlockCompiler:
             module.compile(**self.settings)
             _compiled[module] = (self.settings, module._compiled_call_impl)
         self.forward = self._original = None
+
+
+def _allow_many_programs() -> None:
+    """One for each length: torch's own limit of programs for a function is 8."""
+    config: Any = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # until torch 2.6
+    setattr(config, name, max(getattr(config, name), PROGRAMS))
 
 
 # modules that we compiled when merging was taken off: with which settings, and what came of it
@@ -120,6 +135,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 def _merge(
     site: int, weighed: bool, around: int, kept: int, names: str, tensors: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
+    check_not_captured()
     hook = _sites[site]
     span = hook.merge(_call(names, tensors))
     if span.sequence.shape[1] != around + kept:
@@ -146,6 +162,7 @@ def _(
 
 @torch.library.custom_op("tomadiff::merge_like", mutates_args=(), **TAGS)
 def _merge_like(site: int, prefix: int, suffix: int, other: Tensor, sequence: Tensor) -> Tensor:
+    check_not_captured()
     hook = _sites[site]
     span = SpanState(sequence, other, _plan(hook).destinations, None, prefix, suffix)
     return _owned([hook.merge_like(other, span)], (other, sequence, *_held(hook)))[0]
@@ -158,6 +175,7 @@ def _(site: int, prefix: int, suffix: int, other: Tensor, sequence: Tensor) -> T
 
 @torch.library.custom_op("tomadiff::unmerge", mutates_args=(), **TAGS)
 def _unmerge(site: int, prefix: int, suffix: int, y: Tensor, sequence: Tensor, original: Tensor) -> Tensor:
+    check_not_captured()
     hook = _sites[site]
     span = SpanState(sequence, original, _plan(hook).destinations, None, prefix, suffix)
     return _owned([hook.unmerge(y, span)], (y, sequence, original, *_held(hook)))[0]
@@ -216,15 +234,4 @@ def _owned(results: Iterable[Tensor], held: Iterable[Tensor]) -> list[Tensor]:
 
 def _held(hook: SiteHook) -> list[Tensor]:
     """What a site keeps from one operator, or one step, to the next."""
-    return _tensors(_plan(hook))
-
-
-def _tensors(plan: Any) -> list[Tensor]:
-    """Those of a plan, and of a plan inside it."""
-    tensors: list[Tensor] = []
-    for value in vars(plan).values():
-        if isinstance(value, Tensor):
-            tensors.append(value)
-        elif hasattr(value, "merge"):
-            tensors += _tensors(value)
-    return tensors
+    return tensors_of(_plan(hook))

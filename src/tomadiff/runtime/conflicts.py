@@ -13,6 +13,7 @@ from torch import nn
 from tomadiff.errors import ConfigError
 
 from .hook import SiteHook
+from .offloading import GROUP
 
 # caches that act around whole blocks; their hooks go around ours if they are enabled after ours are on
 BLOCK_CACHES = ("FirstBlockCacheConfig", "MagCacheConfig")
@@ -120,6 +121,8 @@ def check_model(model: nn.Module, hooks: list[SiteHook]) -> None:
     """What would get in the way of merging anywhere in a model."""
     _check_modules(hooks)
     _check_caches(model, hooks)
+    _check_devices(hooks)
+    _check_parallelism(model)
 
 
 def _check_modules(hooks: list[SiteHook]) -> None:
@@ -136,6 +139,36 @@ def _check_modules(hooks: list[SiteHook]) -> None:
                 f"{bound.name} is another module than when merging was applied, as after loading or "
                 "unloading a LoRA: call tomadiff.apply again"
             )
+
+
+def _check_devices(hooks: list[SiteHook]) -> None:
+    """Merged tokens, their plan and their rows of tables would have to move along with a span."""
+    devices = {str(device): None for hook in hooks if (device := _runs_on(hook.bound.block)) is not None}
+    if len(devices) > 1:
+        raise ConfigError(
+            f"the blocks of this model are on several devices ({', '.join(devices)}), over which tokens "
+            "can't be merged: load it without device_map, with enable_model_cpu_offload() if it doesn't fit, "
+            "or give interval alone, which needs no blocks"
+        )
+
+
+def _runs_on(block: nn.Module) -> Any:
+    """The device that a block computes on, as accelerate placed it; None where offloading decides."""
+    attributes = vars(block)
+    if (by_accelerate := attributes.get("_hf_hook")) is not None:
+        return getattr(by_accelerate, "execution_device", None)
+    if any(GROUP in registry.hooks for m in block.modules() if (registry := vars(m).get("_diffusers_hook"))):
+        return None
+    weight = next(block.parameters(), None)
+    return None if weight is None or weight.is_meta else weight.device
+
+
+def _check_parallelism(model: nn.Module) -> None:
+    if getattr(model, "_parallel_config", None) is not None:
+        raise ConfigError(
+            "enable_parallelism() splits the sequence between processes, none of which has all tokens to "
+            "merge: give interval alone, which forecasts what the model gives, or tomadiff.remove first"
+        )
 
 
 def _check_caches(model: nn.Module, hooks: list[SiteHook]) -> None:

@@ -65,6 +65,9 @@ class History:
             self._points.clear()
         self._points.append(point)
 
+    def tensors(self) -> list[Tensor]:
+        return [value for point in self._points for value in point.values.values()]
+
     def forecast(self, step: int) -> Any:
         """The output at a later step, in the form of the last one."""
         weights = extrapolation([point.step for point in self._points], step)

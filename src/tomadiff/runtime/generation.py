@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from tomadiff.config import Config
 from tomadiff.models import Family
@@ -14,7 +14,7 @@ from .conditions import Adapters, Conditions
 from .forecast import History
 from .layout import LayoutReader
 from .model_call import SiteTask
-from .plan_cache import PlanCache
+from .plan_cache import PlanCache, tensors_of
 from .sampling import FirstStepWatch, Sampling, sampling_of, watch_first_step
 from .schedule import Schedule, make_schedule
 
@@ -36,7 +36,7 @@ class Generation:
         refreshes: dict[str, int],
     ) -> None:
         self._config, self._scheduler, self._steps, self._obstacle = config, scheduler, steps, obstacle
-        self._model = model
+        self._model, self._family = model, family
         self._watch: FirstStepWatch | None = None
         if config.interval != 1 and scheduler is not None:
             self._watch = watch_first_step(scheduler)
@@ -47,6 +47,8 @@ class Generation:
         self._adapters: Adapters | None = None
         self._histories: dict[int, History] = {}
         self._conditions: dict[int, Conditions] = {}
+        self._calls = self._calls_before = 0  # of the last step, and of the one before
+        self._counted = -1  # the last step
         self._steps_run = 0
         self._last = -1
 
@@ -74,6 +76,26 @@ class Generation:
     def shifted(self) -> bool:
         """Whether regions are shifted in this step: in every other one that runs."""
         return self._config.shift and self._steps_run % 2 == 0
+
+    def let_go_after_last(self, step: int, call: int) -> None:
+        """After the last call of the last step, hold no tensors: decoding the picture needs the memory.
+
+        It is taken to have as many calls as the step before: if there are more, their plans are made anew.
+        """
+        if step != self._counted:
+            self._counted, self._calls_before, self._calls = step, self._calls, 0
+        self._calls = call + 1
+        if self._steps is not None and step + 1 >= self._steps and self._calls >= self._calls_before:
+            self.plans.clear()
+            self._histories.clear()
+            self._conditions.clear()
+            self.layouts = LayoutReader(self._model, self._family)
+
+    def held(self) -> list[Tensor]:
+        """The tensors of plans and forecasts."""
+        kept = self.plans.values()
+        tensors = [x for each in kept for x in (*tensors_of(each.plan), each.key_bias) if x is not None]
+        return tensors + [x for history in self._histories.values() for x in history.tensors()]
 
     def end(self) -> None:
         """Leave nothing behind on the scheduler."""

@@ -41,20 +41,39 @@ class LayoutReader:
     def __init__(self, model: nn.Module, family: Family | None) -> None:
         self._model, self._family = model, family
         self._sources: list[Any] | None = None  # the arguments that were read last
+        self._known: dict[Any, Layout] = {}  # by call of the step and shapes of arguments
         self.layout = Layout()  # the last one
 
-    def read(self, arguments: Call) -> Layout:
-        """Look at the arguments that tell, unless they are the very same as in the last call."""
+    def read(self, arguments: Call, call: int = 0) -> Layout:
+        """Look at the arguments that tell, unless they are the very same as in the last call.
+
+        Reading the values of a tensor waits for its device. Pipelines make new tensors of the same values for
+        each step, so those that are not on the CPU are read once in a generation, for each call of a step.
+        """
         family = self._family
         if family is None:
             return self.layout
         names = [family.grid_from] if isinstance(family.grid_from, str) else family.grid_from
         sources = [arguments.get(name) for name in names]
         if self._sources is None or any(a is not b for a, b in zip(sources, self._sources)):
-            self.layout = Layout(
-                family.grid(self._model, *sources),
-                family.reference_tokens(self._model, *sources),
-                family.drops_odd,
-            )
-            self._sources = sources
+            key = (call, *map(_shape, sources))
+            if key not in self._known or not any(map(_elsewhere, sources)):
+                self._known[key] = Layout(
+                    family.grid(self._model, *sources),
+                    family.reference_tokens(self._model, *sources),
+                    family.drops_odd,
+                )
+            self.layout, self._sources = self._known[key], sources
         return self.layout
+
+
+def _shape(source: Any) -> Any:
+    """What tells arguments of different layouts apart within a generation."""
+    if isinstance(source, (list, tuple)):
+        return tuple(map(_shape, source))
+    return source.shape if isinstance(source, Tensor) else source
+
+
+def _elsewhere(source: Any) -> bool:
+    """Whether reading it waits for a device."""
+    return isinstance(source, Tensor) and source.device.type != "cpu"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,17 @@ class KeptPlan:
     destinations_step: int
     weights_step: int
     used_step: int  # the last step that it served
+
+
+def tensors_of(plan: Any) -> list[Tensor]:
+    """Those of a plan, and of a plan inside it."""
+    tensors: list[Tensor] = []
+    for value in vars(plan).values():
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif hasattr(value, "merge"):
+            tensors += tensors_of(value)
+    return tensors
 
 
 # Given destinations [B, K] to keep, or None to choose them: a plan, and the bias of its keys

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from tomadiff.models import Call
 
 from .layout import Layout
 from .model_call import ModelCall, SiteTask
+from .offloading import weights_at_hand
 from .plan_cache import KeptPlan, PlanKey
 from .sequence import image_tokens
 from .sites import BoundSite
@@ -47,7 +50,7 @@ class Planner:
             with torch.no_grad():
                 with call.times.spent("plan", tokens.device):
                     features = self._features(inputs, tokens, prefix, suffix)
-                with call.times.overhead("plan", tokens.device):
+                with call.times.overhead("plan", tokens.device), _exact_products():
                     plan = self.method.plan(
                         features,
                         grid,
@@ -57,6 +60,8 @@ class Planner:
                         depth=self.bound.depth,
                         destinations=destinations,
                     )
+                    cast = getattr(plan, "cast", None)  # of plans with matrices
+                    plan = plan if cast is None else cast(tokens.dtype)
                     return plan, plan.log_sizes().to(tokens.dtype) if self.config.weigh_keys else None
 
         return call.plans.get_or_make(self._key(call, tokens, task.ratio, grid, visit), call.step, make)
@@ -86,7 +91,9 @@ class Planner:
             return inputs[BLOCK_INPUT] if self.site.path else tokens
         if self.site.features is None:
             return tokens
-        return image_tokens(self.site.features(self.bound.module, inputs), prefix, suffix)
+        with weights_at_hand(self.bound.module):
+            features = self.site.features(self.bound.module, inputs)
+        return image_tokens(features, prefix, suffix)
 
     def length(self, grid: tuple[int, ...], ratio: float) -> int:
         """How many of the image's tokens a plan will keep."""
@@ -121,3 +128,17 @@ class Planner:
                 f"{' x '.join(map(str, grid))}: give one size for each, or a single number"
             )
         return grid
+
+
+@contextlib.contextmanager
+def _exact_products() -> Iterator[None]:
+    """Without TF32, also where it is switched on: near cosine 1, it can't tell neighbours apart."""
+    asked = torch.get_float32_matmul_precision()
+    if asked == "highest":
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(asked)

@@ -17,8 +17,15 @@ from tomadiff.models import Call, Family, Site, family_of
 
 from . import autotune
 from .call_guard import CallGuard
+from .capture import check_not_captured
 from .clock import Clock
-from .conflicts import Surroundings, check_attention, check_checkpointing, check_model, records_attention
+from .conflicts import (
+    Surroundings,
+    check_attention,
+    check_checkpointing,
+    check_model,
+    records_attention,
+)
 from .forecast import History
 from .generation import Generation
 from .hook import SiteHook, join_spans, parameter_names
@@ -55,6 +62,7 @@ class Session:
         self.guard = CallGuard()
         self.generation: Generation | None = None
         self.call: ModelCall | None = None  # the one that runs now
+        self.keeps_plans = False  # after the last step, for whoever looks at them
         self.answers: dict[autotune.Situation, autotune.Answer] = {}  # what auto found
         self.watched: list[tuple[nn.Module, Callable[..., None]]] = []  # blocks, with what sees their input
         self.counts, self.times = Counts(), Times()  # for the report
@@ -119,6 +127,7 @@ class Session:
 
     @torch.compiler.disable
     def _enter(self) -> None:
+        check_not_captured()
         if not self.guard.enter():
             self.forget()
 
@@ -149,6 +158,8 @@ class Session:
                     "no keys and values were merged: something replaced the attention of this model"
                 )
         self.counts.add(self.clock, skipped=call is None)
+        if self.generation is not None and not self.keeps_plans:
+            self.generation.let_go_after_last(self.clock.step, self.clock.call)
         self.guard.leave()
 
     @torch.compiler.disable
@@ -175,6 +186,12 @@ class Session:
         if self.generation is not None:
             self.generation.end()
         self.generation = None
+
+    def held(self) -> int:
+        """Bytes of the plans and forecasts that are kept from step to step."""
+        tensors = [] if self.generation is None else self.generation.held()
+        storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+        return sum(storages.values())
 
     def _find_sites(self) -> None:
         try:
@@ -283,7 +300,7 @@ class Session:
         if version not in generation.tasks:
             check_model(self.model, self.sites)
             generation.tasks[version] = ()
-        layout = generation.layouts.read(arguments)
+        layout = generation.layouts.read(arguments, self.clock.call)
         cut = self._cut(family, arguments)
         off = autotune.decide(self, arguments, layout, cut).off if self.config.auto else frozenset()
         key = (layout, self.ratios.range(self.clock.step), off, cut, version)

@@ -53,6 +53,7 @@ class Recorder:
             raise ConfigError('a merge map needs a grid of tokens: use regions="tile"')
         self.patch = patch
         self.steps, self.sample = steps if steps is None else set(steps), sample
+        self.patch.keeps_plans = True  # until we have seen those of the last step
         self.seen = 0  # steps
         self.maps: list[MergeMap] = []
 

@@ -87,22 +87,29 @@ def rounds(
     for contender in contenders:
         start = time.perf_counter()
         with count() if count else nullcontext() as work:
-            spent[contender.label] = _warm_up(call, contender, device, whole)
+            spent[contender.label] = _warm_up(_call_of(contender, call), contender, device, whole)
         if work is not None and flops is not None:
             flops[contender.label] = work.flops
         report(f"{contender.label}, warming up", time.perf_counter() - start)
     for number in numbers:
         runs = []
         for contender in contenders if number % 2 == 0 else reversed(contenders):
-            runs.append(_timed(call, contender, size, number, device, whole, spent[contender.label]))
+            own = _call_of(contender, call)
+            runs.append(_timed(own, contender, size, number, device, whole, spent[contender.label]))
             report(contender.label, runs[-1].seconds)
         yield runs
+
+
+def _call_of(contender: Contender, everybodys: Call | None) -> Call:
+    call = contender.call or everybodys
+    if call is None:
+        raise ValueError(f"{contender.label} has nothing to call")
+    return call
 
 
 def _warm_up(call: Call, contender: Contender, device: torch.device, whole: bool) -> dict[str, float | None]:
     """A first call; where the device runs behind our back, also what a call spends on what."""
     patch = contender.patch
-    call = contender.call or call
     with contender.use():
         call(0)
         wait_for(device)
@@ -138,7 +145,7 @@ def _timed(
         level, compiled = reset_peak(device), graphs()
         wait_for(device)
         start = time.perf_counter()
-        (contender.call or call)(number + 3)  # steps 0, 1 and 2 were for warming up
+        call(number + 3)  # steps 0, 1 and 2 were for warming up
         wait_for(device)
         seconds = time.perf_counter() - start
     if graphs() != compiled:

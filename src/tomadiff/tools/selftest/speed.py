@@ -32,12 +32,11 @@ LEFT = 32 * 2**20  # bytes that may be left after a generation
 def speed(device: torch.device) -> Iterator[Finding]:
     """The largest that fits; on a CPU, the embedded model of that architecture."""
     if device.type == "cpu":
-        pipe = load_embedded("emoji-unet")
-        pipe.set_progress_bar_config(disable=True)
-        yield from _measured(pipe, "emoji-unet", {"prompt": ["pizza"]}, device)
+        embedded = load_embedded("emoji-unet")
+        embedded.set_progress_bar_config(disable=True)
+        yield from _measured(embedded, "emoji-unet", {"prompt": ["pizza"]}, device)
         return
     for depth, side in SIZES:
-        pipe = None
         try:
             pipe = models.build("sdxl", depth, torch.float16, device, decoder=True)
             pipe.set_progress_bar_config(disable=True)
@@ -48,7 +47,7 @@ def speed(device: torch.device) -> Iterator[Finding]:
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            del pipe
+            pipe = None
             torch.cuda.empty_cache()
     yield Finding("SDXL's shape", None, "does not fit in the free memory, not even in small")
 

@@ -1,0 +1,210 @@
+"""What shows on GPUs alone, as far as it can be seen without one: waiting, moving, recording, memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import diffusers
+import pytest
+import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from comparison import alike
+from pipelines import bare_call, denoiser, draw, make
+from tiny import build, called, tiny
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tomadiff
+from tomadiff.errors import ConfigError
+from tomadiff.models import family_of
+from tomadiff.runtime.layout import LayoutReader
+
+# -- waiting -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["flux2_reference", "flux_kontext", "krea2", "ideogram4", "ltx"])
+def test_positions_on_a_device_are_read_once_in_a_generation(name: str) -> None:
+    """On the meta device, reading a value raises. Pipelines make new tensors for every step."""
+    case = tiny(name)
+    model = build(case)
+    family = family_of(model)
+    names = [family.grid_from] if isinstance(family.grid_from, str) else family.grid_from
+    call = case.call(model, getattr(case, "GRID", (8, 8)), (0,), 0.9)
+    if name == "ltx" and call.get("video_coords") is None:
+        axes = [torch.arange(n) for n in (2, 4, 4)]
+        call["video_coords"] = torch.stack([x.flatten() for x in torch.meshgrid(*axes, indexing="ij")])[None]
+    assert any(isinstance(call.get(name), Tensor) for name in names)
+    reader = LayoutReader(model, family)
+    first = reader.read(call)
+    for _ in range(9):
+        assert reader.read(on_meta(call)) == first
+    for other in (LayoutReader(model, family).read, lambda call: reader.read(call, 1)):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            other(on_meta(call))
+
+
+def on_meta(call: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.to("meta") if isinstance(value, Tensor) else value for key, value in call.items()}
+
+
+# -- moving ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("name", ["wan", "ltx", "pixart", "krea2"])
+def test_tables_beside_layers_are_there_when_plans_are_made(name: str, order: str) -> None:
+    """Sequential offloading, from memory to memory: between calls, no block has its own weights either."""
+    case = tiny(name)
+    model = build(case)
+    merged = called(tomadiff.apply(model, ratio=0.5, dense_blocks=0), case)[0]
+    tomadiff.remove(model)
+    if order == "after":
+        tomadiff.apply(model, ratio=0.5, dense_blocks=0)
+    accelerate.cpu_offload(model, torch.device("cpu"))
+    if order == "before":
+        tomadiff.apply(model, ratio=0.5, dense_blocks=0)
+    assert alike(called(model, case)[0], merged)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+def test_blocks_on_several_devices_are_refused() -> None:
+    model = tomadiff.apply(denoiser(make("flux")), ratio=0.5)
+    for block, device in zip(model.single_transformer_blocks, ("cpu", "meta")):
+        add_hook_to_module(block, AlignDevicesHook(execution_device=device))
+    with pytest.raises(ConfigError, match=r"on several devices \(cpu, meta\).*without device_map"):
+        model(**bare_call(model))
+
+
+@pytest.mark.skipif(not hasattr(diffusers, "ContextParallelConfig"), reason="this diffusers has none")
+def test_sequences_that_are_split_between_processes_are_not_merged(tmp_path: Path) -> None:
+    tests = Path(__file__).parents[1]
+    processes = [
+        subprocess.Popen([sys.executable, "two_processes.py", str(rank), str(tmp_path)], cwd=tests)
+        for rank in range(2)
+    ]
+    assert [process.wait() for process in processes] == [0, 0]
+    for rank in range(2):
+        told = (tmp_path / str(rank)).read_text()
+        assert "none of which has all tokens to merge: give interval alone" in told
+
+
+# -- recording ---------------------------------------------------------------------------------------------
+
+
+def test_a_cuda_graph_around_tomadiff_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tomadiff.apply(denoiser(make("flux")), ratio=0.5)
+    call = bare_call(model)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(ConfigError, match="would replay this one step for ever"):
+        model(**call)
+    with pytest.raises(ConfigError, match=r"torch 2\.8 or newer"):  # recorded from the inside
+        torch.ops.tomadiff.unmerge(0, 0, 0, *torch.zeros(3, 1, 1, 1))
+    monkeypatch.undo()
+    model(**call)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="from torch 2.8 on")
+def test_operators_stay_outside_of_cuda_graphs_that_inductor_records() -> None:
+    for operator in (torch.ops.tomadiff.merge, torch.ops.tomadiff.merge_like, torch.ops.tomadiff.unmerge):
+        assert torch.Tag.cudagraph_unsafe in operator.default.tags
+
+
+# -- precision ---------------------------------------------------------------------------------------------
+
+
+class Precisions(TorchDispatchMode):
+    """How exactly matrices are multiplied while a session plans, and while it doesn't."""
+
+    def __init__(self, session: Any) -> None:
+        super().__init__()
+        self.session, self.planning, self.others = session, set(), set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "mm" in func.__name__:
+            seen = self.planning if self.session.times.phase == "plan" else self.others
+            seen.add((func.__name__, torch.get_float32_matmul_precision()))
+        return func(*args, **(kwargs or {}))
+
+
+def test_tf32_does_not_reach_similarities() -> None:
+    model = tomadiff.apply(denoiser(make("sd1")), ratio=0.5)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with torch.no_grad(), Precisions(model._tomadiff) as seen:
+            model(**bare_call(model))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert ("bmm.default", "highest") in seen.planning
+    assert {precision for _, precision in seen.others} == {"high"}, "the model's own is the user's choice"
+
+
+def test_plans_have_the_type_of_the_tokens_not_of_their_features() -> None:
+    """Wan's norms are in fp32 whatever its tokens are in: without this, every merge would cast matrices."""
+    case = tiny("wan")
+    model = tomadiff.apply(build(case).to(torch.float64), ratio=0.5, dense_blocks=0)
+    call = case.call(model, case.GRID, (0,), 0.5)
+    with torch.no_grad():
+        model(**{key: x.double() if torch.is_floating_point(x) else x for key, x in call.items()})
+    plans = [kept.plan for kept in model._tomadiff.plans.values()]
+    assert plans and {plan.merging.dtype for plan in plans} == {torch.float64}
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{"ratio": 0.5}, {"interval": 2}], ids=str)
+@pytest.mark.parametrize("guidance", [1.0, 5.0])
+def test_nothing_is_held_after_the_last_step(settings: dict[str, Any], guidance: float) -> None:
+    pipe, held = make("sdxl"), []
+
+    def look(pipe: Any, step: int, timestep: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        held.append(tomadiff.report(pipe).held)
+        return inputs
+
+    tomadiff.apply(pipe, **settings)
+    for _ in range(2):
+        draw(pipe, steps=6, guidance=guidance, callback_on_step_end=look)
+    assert len(held) == 12 and all(held[:5]) and all(held[6:11])
+    assert held[5] == held[11] == 0
+
+
+def test_forgetting_lets_go_in_the_middle() -> None:
+    model = tomadiff.apply(denoiser(make("sdxl")), ratio=0.5)
+    with torch.no_grad():
+        first = model(**bare_call(model))[0]
+    report = tomadiff.report(model)
+    assert report.held > 0 and "MB of plans and forecasts are held" in str(report)
+    assert tomadiff.forget(model) is model
+    assert tomadiff.report(model).held == 0
+    with torch.no_grad():
+        assert torch.equal(model(**bare_call(model))[0], first)
+
+
+# -- compiling block by block ------------------------------------------------------------------------------
+
+
+def test_blocks_are_compiled_for_the_lengths_that_they_get() -> None:
+    """Not for any length, though dense blocks get other lengths than merged ones."""
+    torch.compiler.reset()
+    lengths = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        lengths.append([side for x in inputs if isinstance(x, Tensor) for side in x.shape])
+        return graph.forward
+
+    model = tomadiff.apply(denoiser(make("flux")), ratio=0.5)
+    model.compile_repeated_blocks(fullgraph=True, backend=backend)
+    with torch.no_grad():
+        for time in (0.9, 0.6, 0.3):
+            model(**bare_call(model) | {"timestep": torch.tensor([time])})
+            compiled = len(lengths)
+    assert compiled == len(lengths) > 1
+    assert all(type(side) is int for sides in lengths for side in sides), "a symbol is slower code"
+    torch.compiler.reset()
