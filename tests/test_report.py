@@ -50,7 +50,8 @@ def test_report_prints_a_table_with_a_row_for_sites_that_are_alike() -> None:
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(tomadiff.__all__) == ["Config", "Sites", "apply", "families", "merged", "remove", "report"]
+    names = ["Config", "Sites", "apply", "families", "forget", "merged", "remove", "report"]
+    assert sorted(tomadiff.__all__) == names
 
 
 @pytest.mark.parametrize(
