@@ -45,18 +45,18 @@ MERGED_KEYS += [f"tomadiff:interval=2,ratio={ratio},{KEYS}" for ratio in (0.75, 
 
 def contenders(model: str, steps: int, few: bool, keys: bool) -> list[tuple[str, float]]:
     if keys:
-        return [(way, 0.0) for way in MERGED_KEYS]
+        return [(method, 0.0) for method in MERGED_KEYS]
     if few:
         rivals = [f"steps:{count}" for count in {max(steps // 2, 1), steps * 5 // 8}]
-        return [(way, 0.0) for way in ("auto", "tomadiff:interval=2", *MERGED, *rivals)]
+        return [(method, 0.0) for method in ("auto", "tomadiff:interval=2", *MERGED, *rivals)]
     runs = [len({0, 1, steps - 1, *range(1, steps, every)}) for every in (2, 3, 4)]
     rivals = [f"steps:{count}" for count in runs] + [f"steps:{runs[1]},solver=dpm++"]
     rivals += FLUX if model == "emoji-flux" else UNET
-    return [(way, 0.0) for way in (*OURS, *rivals, "tomadiff:ratio=0.5")]
+    return [(method, 0.0) for method in (*OURS, *rivals, "tomadiff:ratio=0.5")]
 
 
-class Painter:
-    """Pictures of a model's prompts, [B, 3, H, W] in [0, 1], in whichever way."""
+class ImageGenerator:
+    """Pictures of a model's prompts, [B, 3, H, W] in [0, 1], in whichever method."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.pipe = load_embedded(args.model)
@@ -73,15 +73,15 @@ class Painter:
         call |= {"height": self.size, "width": self.size}
         return self.pipe(prompts, generator=generators, output_type="pt", **call).images
 
-    def all(self, way: str, ratio: float) -> tuple[Tensor, int]:
+    def all(self, method: str, ratio: float) -> tuple[Tensor, int]:
         """Of all prompts, and the FLOPs of one."""
-        steps = steps_of(way) or self.steps
-        calibrate(self.pipe, way, lambda: self.draw(self.steps, self.prompts[:1]))
+        steps = steps_of(method) or self.steps
+        calibrate(self.pipe, method, lambda: self.draw(self.steps, self.prompts[:1]))
         pictures = []
         for start in range(0, len(self.prompts), BATCH):
-            with switched_on(self.pipe, way, ratio):
+            with switched_on(self.pipe, method, ratio):
                 pictures.append(self.draw(steps, self.prompts[start : start + BATCH]))
-        with switched_on(self.pipe, way, ratio), counted(self.pipe) as work:
+        with switched_on(self.pipe, method, ratio), counted(self.pipe) as work:
             self.draw(steps, self.prompts[:1])
         return torch.cat(pictures), work.flops
 
@@ -96,8 +96,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--guidance", type=float, default=1.0)
     parser.add_argument("--scheduler", help="as in tomadiff eval")
-    parser.add_argument("--few", action="store_true", help="ways for few steps and stochastic sampling")
-    parser.add_argument("--keys", action="store_true", help="ways that merge keys and values")
+    parser.add_argument("--few", action="store_true", help="methods for few steps and stochastic sampling")
+    parser.add_argument("--keys", action="store_true", help="methods that merge keys and values")
     parser.add_argument("--size", type=int, default=64, help="pixels on a side; the models know 64")
     parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="evenly spaced ones of all")
     parser.add_argument("--threads", type=int, default=1)
@@ -110,28 +110,28 @@ def main() -> None:
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     rows = [row for row in rows if asked.items() <= row.items() and row.get("size", 64) == args.size]
     todo = [
-        way
-        for way in contenders(args.model, args.steps, args.few, args.keys)
-        if label(*way) not in {r["way"] for r in rows}
+        contender
+        for contender in contenders(args.model, args.steps, args.few, args.keys)
+        if label(*contender) not in {r["method"] for r in rows}
     ]
     if todo:
-        painter = Painter(args)
-        dense, whole = painter.all("dense", 0.0)
-    for number, way in enumerate(todo, 1):
-        print(f"{number}/{len(todo)} {label(*way)}", file=sys.stderr, flush=True)
+        generator = ImageGenerator(args)
+        dense, whole = generator.all("dense", 0.0)
+    for number, contender in enumerate(todo, 1):
+        print(f"{number}/{len(todo)} {label(*contender)}", file=sys.stderr, flush=True)
         try:
-            pictures, flops = painter.all(*way)
+            pictures, flops = generator.all(*contender)
         except (ValueError, ImportError) as error:
             print(f"  left out: {error}", file=sys.stderr)
             continue
         decibels = psnr(dense, pictures)
-        row = {**asked, "way": label(*way), "work": flops / whole}
+        row = {**asked, "method": label(*contender), "work": flops / whole}
         row |= {"psnr": decibels.mean().item(), "worst": decibels.min().item()}
         rows.append(row)
         with args.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
     rows.sort(key=lambda row: -row["psnr"])
-    columns = {"": [row["way"] for row in rows], "work left": [f"{row['work']:.2f}" for row in rows]}
+    columns = {"": [row["method"] for row in rows], "work left": [f"{row['work']:.2f}" for row in rows]}
     columns |= {name: [f"{row[name]:.1f}" for row in rows] for name in ("psnr", "worst")}
     print(markdown(columns))
 

@@ -53,7 +53,7 @@ class Order(BaseModel, extra="forbid", strict=True):
 @serve.deployment(
     max_ongoing_requests=1, max_queued_requests=8, ray_actor_options={"num_gpus": int(DEVICE == "cuda")}
 )
-class Painter:
+class ImageGenerator:
     def __init__(self):
         self.pipe = load(MODEL, DEVICE, DTYPE)
         self.pipe.set_progress_bar_config(disable=True)
@@ -112,15 +112,17 @@ async def failed(request, error):
 @serve.deployment(max_ongoing_requests=100, max_queued_requests=100, ray_actor_options={"num_cpus": 0})
 @serve.ingress(app)
 class Images:
-    """Checks requests, so that bad ones are refused at once, and waits for a painter with the others."""
+    """Checks requests, so that bad ones are refused at once, and waits for a generator with the others."""
 
-    def __init__(self, painter):
-        self.painter = painter
+    def __init__(self, generator):
+        self.generator = generator
 
     @app.post("/v1/images/generations")
     async def generate(self, order: Order):
         try:
-            drawn = await self.painter.draw.remote(order.prompt, order.n, order.size, order.steps, order.seed)
+            drawn = await self.generator.draw.remote(
+                order.prompt, order.n, order.size, order.steps, order.seed
+            )
         except BackPressureError:
             return problem(503, "too many requests are waiting: try later", "server_error", code="queue_full")
         except ValueError as error:  # what the pipeline refuses
@@ -128,7 +130,7 @@ class Images:
         return {"created": int(time.time()), "data": [{"b64_json": picture} for picture in drawn]}
 
 
-images = Images.bind(Painter.bind())
+images = Images.bind(ImageGenerator.bind())
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -15,8 +15,8 @@ from tomadiff.tools.evaluate.job import REFERENCE, Job
 from tomadiff.tools.evaluate.pictures import read_picture
 from tomadiff.tools.evaluate.store import FIELDS, Store, read_rows
 
-WAYS = (REFERENCE, ("tomadiff", 0.5), ("tomesd", 0.5))
-JOB = Job("emoji-unet", WAYS, steps=2, size=(32, 32), threads=1)
+CONTENDERS = (REFERENCE, ("tomadiff", 0.5), ("tomesd", 0.5))
+JOB = Job("emoji-unet", CONTENDERS, steps=2, size=(32, 32), threads=1)
 PROMPTS = ["pizza", "hot dog"]
 SMALL = [
     "--model",
@@ -40,7 +40,7 @@ def fill(store: Store, prompts: list[str] = PROMPTS, seeds: tuple[int, ...] = (0
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     """The rows of a folder, without what differs from run to run, or by rounding."""
-    differs = ("seconds", "painter", "sha256")
+    differs = ("seconds", "process", "sha256")
     rows = read_rows(folder / "rows.jsonl", FIELDS)
     rows = [{k: v for k, v in row.items() if k not in differs} for row in rows]
     return sorted(rows, key=lambda row: row["file"])
@@ -57,5 +57,5 @@ def same_pictures(a: Path, b: Path) -> bool:
 
 
 def lines_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """The lines of a summary, by the name of the way."""
-    return {line["way"]: line for line in json.loads((folder / "summary.json").read_text())["lines"]}
+    """The lines of a summary, by the name of the method."""
+    return {line["method"]: line for line in json.loads((folder / "summary.json").read_text())["lines"]}

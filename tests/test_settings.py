@@ -41,8 +41,8 @@ def test_a_config_comes_back_from_its_file_and_from_its_way(given: dict[str, Any
     settings_file.save(tmp_path / "some.json", config, {"device": "abacus", "psnr": 41.5})
     found = settings_file.load(tmp_path / "some.json")
     assert found.config == config and found.notes == {"device": "abacus", "psnr": 41.5}
-    ((way, ratio),), left_out = pairs([str(tmp_path / "some.json")], [0.1], unet.FAMILY)
-    assert configuration(way, ratio, unet.FAMILY) == config and not left_out
+    ((method, ratio),), left_out = pairs([str(tmp_path / "some.json")], [0.1], unet.FAMILY)
+    assert configuration(method, ratio, unet.FAMILY) == config and not left_out
 
 
 def test_a_file_has_only_what_was_asked_for(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_the_commands_take_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert main([*bench, "some.json", "--json", "bench.json"]) == 0
     assert main(["demo", "--models", "emoji-unet", "--steps", "2", "--settings", "some.json"]) == 0
     measured = json.loads(Path("bench.json").read_text())["settings"]
-    (way,) = (name for name in measured if name != "dense")
-    assert "ratio={2: 0.5}" in way and measured[way]["where"] == "block"
+    (method,) = (name for name in measured if name != "dense")
+    assert "ratio={2: 0.5}" in method and measured[method]["where"] == "block"
 
 
 def test_commands_refuse_a_file_beside_other_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,13 +184,13 @@ def test_a_way_that_is_asked_for_twice_is_measured_once() -> None:
 
 
 def test_a_way_may_have_ratios_of_its_own() -> None:
-    ways = [
+    methods = [
         "tomadiff:ratio=0.25,where=block",
         "tomadiff:ratio={1:0.5}",
         "tomesd:ratio=0.75",
         "tomadiff:ratio=0",
     ]
-    todo, left_out = pairs([*ways, "tome"], [0.5], unet.FAMILY)
+    todo, left_out = pairs([*methods, "tome"], [0.5], unet.FAMILY)
     assert not left_out and todo == [
         ("tomadiff:ratio={1: 0.5}", 0.0),
         ("tomadiff:ratio=0", 0.0),
@@ -282,7 +282,7 @@ def test_rounds_with_other_methods_are_not_added_to_a_file(
     assert main(command) == 0
     before = file.read_text()
     assert main(command) == 2
-    assert "bench.json is there already: add --resume" in capsys.readouterr().err
+    assert "bench.json exists: add --resume" in capsys.readouterr().err
     assert main([*command, "tomadiff", "--resume"]) == 2
     assert "take another --json" in capsys.readouterr().err
     assert file.read_text() == before
@@ -307,7 +307,7 @@ def test_a_saving_that_is_next_to_nothing_has_no_shares() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "says"),
+    ("method", "says"),
     [
         ("tomadiff+tome", "merges twice"),
         ("tomadiff:where", "can't read"),
@@ -316,9 +316,9 @@ def test_a_saving_that_is_next_to_nothing_has_no_shares() -> None:
         ("first-block", "no caches for"),
     ],
 )
-def test_ways_that_make_no_sense_are_refused(way: str, says: str) -> None:
+def test_methods_that_make_no_sense_are_refused(method: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        pairs([way], [0.5], unet.FAMILY)
+        pairs([method], [0.5], unet.FAMILY)
 
 
 def test_settings_are_read_like_a_call() -> None:
@@ -330,10 +330,10 @@ def test_settings_are_read_like_a_call() -> None:
 
 def test_caches_take_part_in_whole_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", "--model", "emoji-flux", "--size", "32", "--repeats", "1"]
-    ways = ["dense", "first-block:threshold=0.5", "first-block:threshold=0.5+tomadiff"]
-    assert main([*command, "--methods", *ways]) == 2
+    methods = ["dense", "first-block:threshold=0.5", "first-block:threshold=0.5+tomadiff"]
+    assert main([*command, "--methods", *methods]) == 2
     assert "add --steps" in capsys.readouterr().err
-    assert main([*command, "--steps", "4", "--methods", *ways]) == 0
+    assert main([*command, "--steps", "4", "--methods", *methods]) == 0
     assert "| first-block:threshold=0.5+tomadiff | 0.5 |" in capsys.readouterr().out
 
 
@@ -342,13 +342,13 @@ def test_rivals_take_part_in_whole_generations_with_their_counted_work(
 ) -> None:
     command = ["bench", "--model", "emoji-unet", "--size", "32", "--repeats", "1", "--steps", "4"]
     ours = ["tomadiff:interval=[0, 1, 3]", "tomadiff"]
-    ways = ["dense", "steps:2,solver=dpm++", "deepcache:interval=2", *ours]
+    methods = ["dense", "steps:2,solver=dpm++", "deepcache:interval=2", *ours]
     file = tmp_path / "bench.json"
-    assert main([*command, "--methods", *ways, "--json", str(file)]) == 0
+    assert main([*command, "--methods", *methods, "--json", str(file)]) == 0
     assert "| steps:2,solver=dpm++ | - |" in capsys.readouterr().out
     content = json.loads(file.read_text())
     work = {row["method"]: row["work"] for row in content["rows"]}
-    assert (work["dense"], work[ways[1]], work[ways[3]]) == (1, 0.5, 0.75)
+    assert (work["dense"], work[methods[1]], work[methods[3]]) == (1, 0.5, 0.75)
     assert 0.5 < work["deepcache:interval=2"] < 1 and 0.5 < work["tomadiff"] < 1
     assert content["settings"]["deepcache:interval=2"]["branch"] == 0
 
@@ -451,7 +451,7 @@ def test_the_paper_has_its_own_number_of_steps() -> None:
     add_arguments(parser)
     for model, steps in (("sdxl", 50), ("flux-dev", 35)):
         args = parser.parse_args(["--model", model, "--protocol", "paper"])
-        command.settle(args)
+        command.resolve_arguments(args)
         assert (args.steps, args.repeats, args.size) == (steps, 100, [(1024, 1024)])
         assert args.ratio == [0.25, 0.5, 0.75]
 
@@ -513,7 +513,9 @@ def test_plots_of_one_ratio_and_one_size_work(tmp_path: Path) -> None:
 def test_plots_of_several_sizes_need_no_ratio(tmp_path: Path) -> None:
     """As of ratios by level, which count as none."""
     runs = [
-        replace(run(way, 0, 0, 1.0), size=size) for way in ("dense", "other") for size in ((8, 8), (9, 9))
+        replace(run(method, 0, 0, 1.0), size=size)
+        for method in ("dense", "other")
+        for size in ((8, 8), (9, 9))
     ]
     plot(figures.rows(runs, [], {}), "title", tmp_path / "plot.png")
     Image.open(tmp_path / "plot.png").verify()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from evaluations import JOB, PROMPTS, SMALL, WAYS, fill, lines_of, rows_of, same_pictures
+from evaluations import CONTENDERS, JOB, PROMPTS, SMALL, fill, lines_of, rows_of, same_pictures
 from PIL import Image
 
 from tomadiff import config
@@ -29,7 +29,7 @@ from tomadiff.tools.evaluate.job import REFERENCE, Drawing, Job, encode
 from tomadiff.tools.evaluate.metrics import Statistics
 from tomadiff.tools.evaluate.pictures import open_picture
 from tomadiff.tools.evaluate.resolved import resolved
-from tomadiff.tools.evaluate.scores import Wanted, judges_of, score
+from tomadiff.tools.evaluate.scores import MetricOptions, load_metrics, score
 from tomadiff.tools.evaluate.store import Store, append, folder_for, read_rows, slug
 from tomadiff.tools.evaluate.summary import cases, pareto, pareto_plot, summarise, table, worst_tenth
 
@@ -62,7 +62,7 @@ def test_every_prompt_and_seed_is_drawn_in_every_way_once(tmp_path: Path, finish
     works = store.missing(PROMPTS, (0, 1))
     assert len(works) == 4
     # there and back, so that times don't depend on who is before
-    assert [work.ways for work in works] == [WAYS, WAYS[::-1], WAYS, WAYS[::-1]]
+    assert [work.contenders for work in works] == [CONTENDERS, CONTENDERS[::-1], CONTENDERS, CONTENDERS[::-1]]
     rows = read_rows(finished / "rows.jsonl")
     assert len(rows) == 4 * 3
     for row in rows:
@@ -93,7 +93,7 @@ def test_a_damaged_picture_is_drawn_again_and_the_others_are_not(
     store = Store(folder, JOB, resume=True)
     assert store.damaged == [before[4]["file"]]
     (work,) = store.missing(PROMPTS, (0, 1))
-    assert work.ways == ((before[4]["way"], before[4]["ratio"]),)
+    assert work.contenders == ((before[4]["method"], before[4]["ratio"]),)
     fill(store)
     assert rows_of(folder) == before
 
@@ -148,7 +148,7 @@ def test_pictures_without_a_job_are_not_resumed(tmp_path: Path) -> None:
         Store(tmp_path, JOB, resume=True)
 
 
-@pytest.mark.parametrize("about", ["null", "3", "[1]", '{"ways": 3}'])
+@pytest.mark.parametrize("about", ["null", "3", "[1]", '{"contenders": 3}'])
 def test_a_job_that_is_no_object_is_told(tmp_path: Path, about: str) -> None:
     Store(tmp_path, JOB, resume=False).add(drawing())
     (tmp_path / "job.json").write_text(about)
@@ -163,7 +163,7 @@ def test_lines_that_are_no_rows_are_passed_over(tmp_path: Path) -> None:
             file.write('{}\n[]\n3\nnull\n{"sha256": "0"}\n')
     store = Store(tmp_path, JOB, resume=True)
     assert len(store.rows) == 3 and not store.missing(["pizza"], (0,))
-    rows, _ = score(store, list(store.rows.values()), judges_of(Wanted(["psnr"])))
+    rows, _ = score(store, list(store.rows.values()), load_metrics(MetricOptions(["psnr"])))
     assert sum("psnr" in row for row in rows) == 2
 
 
@@ -176,20 +176,20 @@ def test_a_folder_that_is_a_file_is_told_at_once(tmp_path: Path, capsys: pytest.
 def test_ways_may_be_added_and_those_left_out_are_remembered(tmp_path: Path) -> None:
     settings = {("tomadiff", 0.5): {"tomadiff": {"scale": 1000.0}}}
     Store(tmp_path, replace(JOB, settings=settings), resume=False).add(drawing())
-    other = replace(JOB, ways=(REFERENCE, ("tome", 0.25)))
+    other = replace(JOB, contenders=(REFERENCE, ("tome", 0.25)))
     (work,) = Store(tmp_path, other, resume=True).missing(["pizza"], (0,))
-    assert work.ways == (("tome", 0.25),)
+    assert work.contenders == (("tome", 0.25),)
     changed = replace(JOB, settings={("tomadiff", 0.5): {"tomadiff": {"scale": 10.0}}})
     with pytest.raises(ValueError, match=r"tomadiff at 0\.5, tomadiff, scale was 1000\.0, is 10\.0"):
         Store(tmp_path, changed, resume=True)
 
 
 def test_only_what_is_asked_for_counts(tmp_path: Path, finished: Path) -> None:
-    """Not the pictures of an earlier session with more prompts, seeds or ways."""
+    """Not the pictures of an earlier session with more prompts, seeds or contenders."""
     folder = shutil.copytree(finished, tmp_path / "out")
-    store = Store(folder, replace(JOB, ways=WAYS[:2]), resume=True)
+    store = Store(folder, replace(JOB, contenders=CONTENDERS[:2]), resume=True)
     rows = store.asked(["hot dog", "red apple"], (0, 7))
-    assert [(row["prompt"], row["seed"], row["way"]) for row in rows] == [
+    assert [(row["prompt"], row["seed"], row["method"]) for row in rows] == [
         ("hot dog", 0, "dense"),
         ("hot dog", 0, "tomadiff"),
     ]
@@ -223,9 +223,9 @@ def test_names_of_folders_are_distinct() -> None:
 # -- the summary -------------------------------------------------------------------------------------------
 
 
-def row(prompt: str, way: str, ratio: float, seconds: float, **more: Any) -> dict[str, Any]:
-    common = {"prompt": prompt, "seed": 0, "way": way, "ratio": ratio, "seconds": seconds}
-    return {**common, "painter": "a", "sha256": f"{prompt} {way}", **more}
+def row(prompt: str, method: str, ratio: float, seconds: float, **more: Any) -> dict[str, Any]:
+    common = {"prompt": prompt, "seed": 0, "method": method, "ratio": ratio, "seconds": seconds}
+    return {**common, "process": "a", "sha256": f"{prompt} {method}", **more}
 
 
 MERGED = ("tomadiff", 0.5)
@@ -250,7 +250,7 @@ def test_the_summary_has_means_worst_tenths_and_paired_speedups() -> None:
 
 def test_speedups_are_of_one_worker_in_one_session() -> None:
     rows = [row("a", *REFERENCE, 2.0), row("b", *REFERENCE, 2.0)]
-    rows += [row("a", *MERGED, 1.0), row("b", *MERGED, 0.001, painter="another")]
+    rows += [row("a", *MERGED, 1.0), row("b", *MERGED, 0.001, process="another")]
     _, merged = summarise(rows, [REFERENCE, MERGED], {})
     assert merged["speedup"] == 2.0 and merged["pairs"] == 1 and merged["pictures"] == 2
     lines = summarise([*rows[:2], rows[3]], [REFERENCE, MERGED], {})
@@ -283,10 +283,15 @@ def test_work_is_a_share_of_the_dense_one_averaged_over_what_was_counted() -> No
 
 
 def test_ways_that_differ_in_one_number_are_one_curve() -> None:
-    ways = [("tomadiff", 0.25), ("tomadiff", 0.5), ("tomadiff:interval=2", 0.0), ("tomadiff:interval=3", 0.0)]
-    assert list(curves(ways).values()) == ["tomadiff"] * 2 + ["tomadiff:interval=..."] * 2
-    ways = [("steps:8,solver=dpm++", 0.0), ("steps:13,solver=dpm++", 0.0), ("steps:13", 0.0)]
-    assert list(curves(ways).values()) == ["steps:...,solver=dpm++"] * 2 + ["steps:13"]
+    contenders = [
+        ("tomadiff", 0.25),
+        ("tomadiff", 0.5),
+        ("tomadiff:interval=2", 0.0),
+        ("tomadiff:interval=3", 0.0),
+    ]
+    assert list(curves(contenders).values()) == ["tomadiff"] * 2 + ["tomadiff:interval=..."] * 2
+    contenders = [("steps:8,solver=dpm++", 0.0), ("steps:13,solver=dpm++", 0.0), ("steps:13", 0.0)]
+    assert list(curves(contenders).values()) == ["steps:...,solver=dpm++"] * 2 + ["steps:13"]
     settings = [(2, 1), (2, 2), (3, 1), (4, 1)]
     several = [
         (f"taylorseer:cache_interval={interval},max_order={order}", 0.0) for interval, order in settings
@@ -299,9 +304,17 @@ def test_ways_that_differ_in_one_number_are_one_curve() -> None:
 
 
 def test_work_is_counted_in_the_first_pictures_of_each_way(tmp_path: Path) -> None:
-    ways = (REFERENCE, ("tomadiff", 0.5), ("first-block", 0.0))
-    works = Store(tmp_path / "out", replace(JOB, ways=ways), resume=False).missing(list("abcde"), (0,))
-    assert [set(work.counted) for work in works] == [set(ways), {ways[2]}, {ways[2]}, set(), set()]
+    contenders = (REFERENCE, ("tomadiff", 0.5), ("first-block", 0.0))
+    works = Store(tmp_path / "out", replace(JOB, contenders=contenders), resume=False).missing(
+        list("abcde"), (0,)
+    )
+    assert [set(work.counted) for work in works] == [
+        set(contenders),
+        {contenders[2]},
+        {contenders[2]},
+        set(),
+        set(),
+    ]
 
 
 def test_fid_of_many_pictures_needs_no_warning() -> None:
@@ -337,7 +350,7 @@ def test_cases_show_the_best_the_median_and_the_worst() -> None:
         return Image.new("RGB", (16, 16))
 
     sheet = cases(rows, [REFERENCE, MERGED], read, side=100)
-    assert sheet.width > 300 and 200 < sheet.height < 300, "three cases, two ways"
+    assert sheet.width > 300 and 200 < sheet.height < 300, "three cases, two contenders"
     assert asked == ["b", "b", "c", "c", "a", "a"]
 
 
@@ -400,7 +413,7 @@ def test_the_command_writes_everything_into_the_folder(
         assert printed.out.count(f"{metric} is not available: ") == 1 and f"| {metric} |" in printed.out
     assert printed.err.count("not available: DINO, CLIP-T; how to get them") == 1
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    merged = next(line for line in summary["lines"] if line["way"] == "tomadiff" and line["ratio"] == 0.5)
+    merged = next(line for line in summary["lines"] if line["method"] == "tomadiff" and line["ratio"] == 0.5)
     assert merged["pictures"] == 3 and merged["speedup"] > 0 and merged["seconds"] > 0
     assert 5 < merged["psnr"] < 60 and 0 < merged["ssim"] < 1 and merged["lpips"] > 0 and merged["fid"] > 0
     assert "clip" not in merged and "dino" not in merged
@@ -434,25 +447,30 @@ def test_rivals_are_drawn_with_their_work_and_a_control_is_equal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = ["tomadiff:interval=[0, 1, 3]", "tomadiff:interval=1,ratio=0"]
-    ways = ["steps:2", "deepcache:interval=2", *ours]
+    contenders = ["steps:2", "deepcache:interval=2", *ours]
     steps = ["--steps", "4", "--scheduler", "stochastic", "--metrics", "psnr"]
-    assert evaluate(tmp_path, *steps, "--methods", *ways) == 0
+    assert evaluate(tmp_path, *steps, "--methods", *contenders) == 0
     lines = lines_of(tmp_path)
-    assert [lines[way]["work"] for way in ("dense", ways[0], ways[2], ways[3])] == [1, 0.5, 0.75, 1]
-    assert 0.5 < lines[ways[1]]["work"] < 1
-    assert "| equal |" in next(line for line in capsys.readouterr().out.splitlines() if ways[3] in line)
+    assert [lines[method]["work"] for method in ("dense", contenders[0], contenders[2], contenders[3])] == [
+        1,
+        0.5,
+        0.75,
+        1,
+    ]
+    assert 0.5 < lines[contenders[1]]["work"] < 1
+    assert "| equal |" in next(line for line in capsys.readouterr().out.splitlines() if contenders[3] in line)
     assert json.loads((tmp_path / "job.json").read_text())["scheduler"] == "stochastic"
     rows = list(csv.DictReader((tmp_path / "summary.csv").open()))
-    assert [row["way"] for row in rows] == list(lines) and float(rows[1]["work"]) == 0.5
+    assert [row["method"] for row in rows] == list(lines) and float(rows[1]["work"]) == 0.5
 
 
 def test_caches_of_diffusers_are_ways_too(tmp_path: Path) -> None:
     flux = ["eval", "--model", "emoji-flux", "--limit", "1", "--steps", "6", "--size", "32", "32"]
-    ways = ["first-block:threshold=0.5", "first-block:threshold=0.5+tomadiff", "tomadiff"]
-    assert main([*flux, "--metrics", "psnr", "--methods", *ways, "-o", str(tmp_path)]) == 0
+    contenders = ["first-block:threshold=0.5", "first-block:threshold=0.5+tomadiff", "tomadiff"]
+    assert main([*flux, "--metrics", "psnr", "--methods", *contenders, "-o", str(tmp_path)]) == 0
     lines = lines_of(tmp_path)
-    assert lines[ways[0]]["ratio"] == 0 and lines[ways[1]]["ratio"] == 0.5
-    assert lines[ways[1]]["psnr"] < lines[ways[0]]["psnr"] < 100
+    assert lines[contenders[0]]["ratio"] == 0 and lines[contenders[1]]["ratio"] == 0.5
+    assert lines[contenders[1]]["psnr"] < lines[contenders[0]]["psnr"] < 100
 
 
 @pytest.mark.parametrize(
@@ -505,11 +523,11 @@ def test_the_paper_protocol_is_three_thousand_pictures() -> None:
     parser = ArgumentParser()
     add_arguments(parser)
     args = parser.parse_args(["--protocol", "paper"])
-    command.settle(args)
+    command.resolve_arguments(args)
     assert len(load_prompts(args.prompts, args.limit)) * args.seeds == 3000
     assert {"fid", "clip", "dino"} <= set(args.metrics) and args.ratio == [0.25, 0.5, 0.75]
     args = parser.parse_args(["--protocol", "ablation", "--model", "some/model"])
-    command.settle(args)
+    command.resolve_arguments(args)
     assert len(load_prompts(args.prompts, args.limit)) * args.seeds == 150
 
 
@@ -527,7 +545,7 @@ def test_an_interrupt_leaves_a_summary_of_what_is_there(
 
     monkeypatch.setattr(local, "run", interrupted)
     assert evaluate(tmp_path, "--metrics", "psnr") == 130
-    assert "--resume goes on" in capsys.readouterr().err
+    assert "continue with --resume" in capsys.readouterr().err
     assert len(read_rows(tmp_path / "rows.jsonl")) == 3 and (tmp_path / "cases.png").exists()
     monkeypatch.undo()
     assert evaluate(tmp_path, "--metrics", "psnr", "--resume") == 0
@@ -537,7 +555,7 @@ def test_an_interrupt_leaves_a_summary_of_what_is_there(
 def test_another_default_does_not_get_mixed_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The way is called the same, but it is not."""
+    """The method is called the same, but it is not."""
     assert evaluate(tmp_path, "--metrics", "psnr") == 0
     monkeypatch.setitem(config.TOMA, "region_size", 4)
     assert evaluate(tmp_path, "--metrics", "psnr", "--resume") == 2
@@ -560,8 +578,12 @@ def test_a_resumed_evaluation_is_about_what_was_asked_for_last(tmp_path: Path) -
     assert main(["eval", *SMALL, "--limit", "4", "--methods", "tomadiff", "tofu", *common]) == 0
     assert main(["eval", *SMALL, "--limit", "2", "--methods", "tomadiff", "tome", *common, "--resume"]) == 0
     lines = lines_of(tmp_path)
-    assert {way: line["pictures"] for way, line in lines.items()} == {"dense": 2, "tomadiff": 2, "tome": 2}
-    assert {way: line["pairs"] for way, line in lines.items()} == {"dense": 2, "tomadiff": 2, "tome": 0}
+    assert {method: line["pictures"] for method, line in lines.items()} == {
+        "dense": 2,
+        "tomadiff": 2,
+        "tome": 2,
+    }
+    assert {method: line["pairs"] for method, line in lines.items()} == {"dense": 2, "tomadiff": 2, "tome": 0}
     assert lines["tome"]["speedup"] is None and lines["tome"]["psnr"] > 0
     assert len(read_rows(tmp_path / "rows.jsonl")) == 4 * 3 + 2
 
@@ -596,7 +618,7 @@ def test_fid_of_one_picture_is_told_to_be_none(
     tmp_path: Path, real: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate(tmp_path, "--limit", "1", "--metrics", "fid") == 0
-    assert "FID is not available: there is one picture of each sort" in capsys.readouterr().out
+    assert "FID is not available: it needs two pictures or more by each method" in capsys.readouterr().out
 
 
 def test_statistics_of_another_network_are_refused_before_anything_is_drawn(
@@ -627,6 +649,6 @@ def test_without_rays_client_its_addresses_say_how_to_get_it(
 
 
 def test_scores_of_another_model_are_other_scores() -> None:
-    assert Wanted(["clip"], clip_model="a").name_of("clip") != Wanted(["clip"], clip_model="b").name_of(
-        "clip"
-    )
+    assert MetricOptions(["clip"], clip_model="a").name_of("clip") != MetricOptions(
+        ["clip"], clip_model="b"
+    ).name_of("clip")

@@ -66,11 +66,11 @@ def test_a_cluster_draws_the_same_pictures_as_this_process(
     assert same_pictures(tmp_path / "there", tmp_path / "here")
     said = "room for 2 of 4 workers: the cluster has nodes 2 x (1 CPUs, 0 GPUs), and a worker needs 1 CPUs"
     assert said in capsys.readouterr().err
-    painters = {(row["prompt"], row["seed"]): set() for row in store.rows.values()}
+    processes = {(row["prompt"], row["seed"]): set() for row in store.rows.values()}
     for row in store.rows.values():
-        painters[row["prompt"], row["seed"]].add(row["painter"])
-    assert all(len(names) == 1 for names in painters.values()), "a prompt and seed stay with one worker"
-    assert len(set.union(*painters.values())) <= 2
+        processes[row["prompt"], row["seed"]].add(row["process"])
+    assert all(len(names) == 1 for names in processes.values()), "a prompt and seed stay with one worker"
+    assert len(set.union(*processes.values())) <= 2
 
 
 def test_work_of_a_killed_worker_is_done_by_another(
@@ -89,8 +89,8 @@ def test_work_of_a_killed_worker_is_done_by_another(
             os.kill(killed[0], signal.SIGKILL)
     assert "a worker died" in capsys.readouterr().err
     rows = read_rows(tmp_path / "rows.jsonl")
-    keys = [(row["prompt"], row["seed"], row["way"], row["ratio"]) for row in rows]
-    assert len(keys) == len(set(keys)) == len(MORE) * 2 * len(JOB.ways)
+    keys = [(row["prompt"], row["seed"], row["method"], row["ratio"]) for row in rows]
+    assert len(keys) == len(set(keys)) == len(MORE) * 2 * len(JOB.contenders)
     assert store.missing(MORE, (0, 1)) == []
 
 
@@ -194,8 +194,8 @@ def test_a_cluster_that_is_lost_midway_leaves_a_summary_and_can_be_resumed(
         patch.setattr(Store, "add", keep_and_kill)
         assert main(command) == 2
     said = capsys.readouterr().err
-    assert "the cluster is lost: " in said and "--resume goes on" in said
-    kept = sum(row["way"] == "dense" for row in read_rows(tmp_path / "rows.jsonl"))
+    assert "the cluster is lost: " in said and "continue with --resume" in said
+    kept = sum(row["method"] == "dense" for row in read_rows(tmp_path / "rows.jsonl"))
     assert lines_of(tmp_path)["dense"]["pictures"] == kept < 4
     assert main([*command, "--resume"]) == 0
     assert {line["pictures"] for line in lines_of(tmp_path).values()} == {4}

@@ -195,10 +195,12 @@ def evaluation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluation")
     store = Store(folder, JOB, resume=False)
     for number, prompt in enumerate(PROMPTS):
-        for shade, way in enumerate(JOB.ways):
+        for shade, contender in enumerate(JOB.contenders):
             picture = encode(Image.new("RGB", (12, 12), (60 * shade, 50 * number, 0)))
-            store.add(Drawing(prompt, 0, *way, 1.0 + shade, "somebody", picture))
-    scores.score(store, store.asked(PROMPTS, (0,)), scores.judges_of(scores.Wanted(["psnr", "ssim"])))
+            store.add(Drawing(prompt, 0, *contender, 1.0 + shade, "somebody", picture))
+    scores.score(
+        store, store.asked(PROMPTS, (0,)), scores.load_metrics(scores.MetricOptions(["psnr", "ssim"]))
+    )
     return folder
 
 
@@ -219,10 +221,12 @@ def test_rows_of_an_evaluation_are_believed_or_made_again(
         text = "".join(json.dumps(row) + "\n" for row in rows) + garbage
         file.write_bytes(text.encode(errors="surrogatepass"))
         store = Store(folder, JOB, resume=True)
-        assert len(store.rows) + sum(len(work.ways) for work in store.missing(PROMPTS, (0,))) >= len(JOB.ways)
+        assert len(store.rows) + sum(len(work.contenders) for work in store.missing(PROMPTS, (0,))) >= len(
+            JOB.contenders
+        )
         asked = store.asked(PROMPTS, (0,))
-        found, _ = scores.score(store, asked, scores.judges_of(scores.Wanted(["psnr", "ssim"])))
-        assert summary.table(summary.summarise(found, JOB.ways, {}), {})
+        found, _ = scores.score(store, asked, scores.load_metrics(scores.MetricOptions(["psnr", "ssim"])))
+        assert summary.table(summary.summarise(found, JOB.contenders, {}), {})
         assert len(Store(folder, JOB, resume=True).rows) == len(store.rows)
 
 

@@ -18,7 +18,7 @@ import httpx
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from tomadiff.tools.ui import gate, listeners
+from tomadiff.tools.ui import allowlist, listeners
 from tomadiff.tools.ui.page import build
 from tomadiff.tools.ui.server import launch
 
@@ -69,7 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Studio, h
             host="127.0.0.1",
             port=None,
             auth=None,
-            most_waiting=QUEUE,
+            max_queue=QUEUE,
             only_here=True,
             listeners=studio.listeners,
         )
@@ -129,19 +129,21 @@ def test_files_of_others_stay_where_exports_go(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def behind(tmp_path: Path) -> tuple[gate.Gate, TestClient]:
-    """A server that knows the password "right", behind the gate."""
+def behind(tmp_path: Path) -> tuple[allowlist.AllowlistMiddleware, TestClient]:
+    """A server that knows the password "right", behind the allowlist."""
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         body = (await receive()).get("body", b"")
         await PlainTextResponse("", 200 if b"right" in body else 400)(scope, receive, send)
 
-    made = gate.Gate(application, tmp_path)
+    made = allowlist.AllowlistMiddleware(application, tmp_path)
     return made, TestClient(made, base_url="http://127.0.0.1")
 
 
 @pytest.mark.parametrize("origin", ["http://[", "http://[::1", "//[", "http://a]"])
-def test_half_an_address_is_another_site(origin: str, behind: tuple[gate.Gate, TestClient]) -> None:
+def test_half_an_address_is_another_site(
+    origin: str, behind: tuple[allowlist.AllowlistMiddleware, TestClient]
+) -> None:
     answer = behind[1].post("/login", content=b"right", headers={"origin": origin})
     assert answer.status_code == 403
 
@@ -149,7 +151,7 @@ def test_half_an_address_is_another_site(origin: str, behind: tuple[gate.Gate, T
 @pytest.mark.parametrize("path", ["/login", "/login/"])
 def test_passwords_are_not_guessed_fast_nor_in_silence(
     path: str,
-    behind: tuple[gate.Gate, TestClient],
+    behind: tuple[allowlist.AllowlistMiddleware, TestClient],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     made, client = behind
@@ -158,11 +160,11 @@ def test_passwords_are_not_guessed_fast_nor_in_silence(
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    made.guesses = gate.Guesses(lambda: clock[0], sleep)
+    made.guesses = allowlist.Guesses(lambda: clock[0], sleep)
     assert client.post(path, content=b"right").status_code == 200 and not waited
-    codes = [client.post(path, content=b"wrong").status_code for _ in range(gate.MAX_GUESSES)]
-    assert codes == [400] * gate.MAX_GUESSES and waited == [gate.DELAY] * gate.MAX_GUESSES
-    assert capsys.readouterr().err.count("wrong user or password from testclient") == gate.MAX_GUESSES
+    codes = [client.post(path, content=b"wrong").status_code for _ in range(allowlist.MAX_GUESSES)]
+    assert codes == [400] * allowlist.MAX_GUESSES and waited == [allowlist.DELAY] * allowlist.MAX_GUESSES
+    assert capsys.readouterr().err.count("wrong user or password from testclient") == allowlist.MAX_GUESSES
     assert client.post(path, content=b"right").status_code == 429
-    clock[0] += gate.GUESS_SECONDS
+    clock[0] += allowlist.GUESS_SECONDS
     assert client.post(path, content=b"right").status_code == 200

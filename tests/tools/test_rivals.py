@@ -38,9 +38,9 @@ def draw(pipe: DiffusionPipeline, steps: int = STEPS, guidance: float = 1.0) -> 
     return pipe("pizza", **size, **arguments, output_type="latent").images
 
 
-def work(pipe: DiffusionPipeline, way: str = "dense", ratio: float = 0.0, **arguments: Any) -> int:
-    with switched_on(pipe, way, ratio), counted(pipe) as counts:
-        draw(pipe, steps_of(way) or STEPS, **arguments)
+def work(pipe: DiffusionPipeline, method: str = "dense", ratio: float = 0.0, **arguments: Any) -> int:
+    with switched_on(pipe, method, ratio), counted(pipe) as counts:
+        draw(pipe, steps_of(method) or STEPS, **arguments)
     return counts.flops
 
 
@@ -64,14 +64,14 @@ def test_steps_and_solvers_are_read() -> None:
 
 
 def test_only_what_merges_is_multiplied_by_the_ratios() -> None:
-    ways = [
+    methods = [
         "auto",
         "steps:13",
         "tomadiff:interval=3",
         "tomadiff:interval=2,ratio=0.25",
         "tomadiff:interval=1",
     ]
-    found, left_out = pairs([*ways, "tomadiff:interval=1,ratio=0"], [0.5, 0.75], unet.FAMILY)
+    found, left_out = pairs([*methods, "tomadiff:interval=1,ratio=0"], [0.5, 0.75], unet.FAMILY)
     assert not left_out and found == [
         ("auto", 0.0),
         ("steps:13", 0.0),
@@ -124,30 +124,30 @@ CACHES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "way"), CACHES)
+@pytest.mark.parametrize(("name", "method"), CACHES)
 def test_a_cache_saves_work_and_leaves_no_trace(
-    name: str, way: str, pipes: dict[str, DiffusionPipeline]
+    name: str, method: str, pipes: dict[str, DiffusionPipeline]
 ) -> None:
     pipe = pipes[name]
     model = denoiser(pipe)[0]
     dense, before = draw(pipe), traces(model, pipe)
-    calibrate(pipe, way, lambda: draw(pipe))
-    with switched_on(pipe, way, 0.0):
+    calibrate(pipe, method, lambda: draw(pipe))
+    with switched_on(pipe, method, 0.0):
         first, second, guided = draw(pipe), draw(pipe), draw(pipe, guidance=2.0)
     assert torch.equal(first, second), "a generation knows nothing of the one before"
     assert not torch.equal(first, dense) and guided.isfinite().all()
     assert torch.equal(draw(pipe), dense)
     assert traces(model, pipe) == before
-    assert 0.1 < work(pipe, way) / work(pipe) < 0.95
+    assert 0.1 < work(pipe, method) / work(pipe) < 0.95
 
 
 def test_caches_find_the_blocks_in_their_order_after_cache_dit(pipes: dict[str, DiffusionPipeline]) -> None:
-    pipe, way = pipes["emoji-flux"], "first-block:threshold=0.9"
-    with switched_on(pipe, way, 0.0):
+    pipe, method = pipes["emoji-flux"], "first-block:threshold=0.9"
+    with switched_on(pipe, method, 0.0):
         before = draw(pipe)
     with switched_on(pipe, DB, 0.0):
         draw(pipe)
-    with switched_on(pipe, way, 0.0):
+    with switched_on(pipe, method, 0.0):
         assert torch.equal(draw(pipe), before)
 
 

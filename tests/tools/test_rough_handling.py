@@ -166,7 +166,7 @@ def test_a_row_that_points_outside_its_folder_is_not_believed(inside: bool, eval
         (evaluation / "link.png").symlink_to(secret)
     file = "link.png" if inside else "../secret.png"
     store = changed_row(evaluation, file=file, sha256=hashlib.sha256(b"secret").hexdigest())
-    assert store.damaged == [file] and len(store.rows) == len(JOB.ways) - 1
+    assert store.damaged == [file] and len(store.rows) == len(JOB.contenders) - 1
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_a_row_that_points_outside_its_folder_is_not_believed(inside: bool, eval
         {"seed": [0]},
         {"seed": True},
         {"prompt": {}},
-        {"way": 3},
+        {"method": 3},
         {"ratio": "half"},
-        {"painter": []},
+        {"process": []},
         {"file": 7},
         {"file": "a\0b"},
         {"file": "x" * 5000},
@@ -192,20 +192,20 @@ def test_a_row_that_points_outside_its_folder_is_not_believed(inside: bool, eval
 )
 def test_a_row_of_odd_types_is_drawn_again(values: dict[str, Any], evaluation: Path) -> None:
     store = changed_row(evaluation, **values)
-    assert len(store.rows) == len(JOB.ways) - 1
+    assert len(store.rows) == len(JOB.contenders) - 1
     assert len(store.missing(PROMPTS[:1], (0,))) == 1
 
 
 @pytest.mark.parametrize("value", ["0.5", None, [1], {"a": 1}, True])
 def test_a_score_of_an_odd_type_is_made_again(value: Any, evaluation: Path) -> None:
     store = Store(evaluation, JOB, resume=True)
-    judges = scores.judges_of(scores.Wanted(["psnr", "ssim"]))
+    metrics = scores.load_metrics(scores.MetricOptions(["psnr", "ssim"]))
     asked = store.asked(PROMPTS[:1], (0,))
-    right, _ = scores.score(store, asked, judges)
+    right, _ = scores.score(store, asked, metrics)
     lines = [json.loads(line) for line in (evaluation / "scores.jsonl").read_text().splitlines()]
     wrong = "".join(json.dumps(line | {"psnr": value}) + "\n" for line in lines)
     (evaluation / "scores.jsonl").write_text(wrong + '{"sha256": [], "dense": {}}\n')
-    assert scores.score(store, asked, judges)[0] == right
+    assert scores.score(store, asked, metrics)[0] == right
 
 
 def test_features_that_are_none_are_made_again(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_pictures_that_would_fill_the_memory_are_told(side: int, tmp_path: Path)
 
 @pytest.mark.parametrize("title", ["$_$", "a $\\frac$ fox", "$$$", "50 $ or 60 $^"])
 def test_a_prompt_with_dollars_is_no_formula(title: str, tmp_path: Path) -> None:
-    line = {"way": "tome", "ratio": 0.5, "speedup": 1.5, "psnr": 30.0}
+    line = {"method": "tome", "ratio": 0.5, "speedup": 1.5, "psnr": 30.0}
     pareto_plot([line], "psnr", title, tmp_path / "a.png")
     row = {"size": (8, 8), "method": "tome", "ratio": 0.5, "speedup": 2.0, "speedup_spread": (2.0, 2.0)}
     plot([row | {"seconds": 1.0}], title, tmp_path / "b.png")

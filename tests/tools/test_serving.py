@@ -88,15 +88,15 @@ class Server:
         return connection
 
     def hang_up_in_the_middle(self) -> None:
-        painter = self.painter()
+        generator = self.generator()
         with self.send(LONG):
-            begin = seconds(painter)
-            while seconds(painter) < begin + 0.3:
+            begin = seconds(generator)
+            while seconds(generator) < begin + 0.3:
                 time.sleep(0.01)
 
-    def painter(self) -> psutil.Process:
+    def generator(self) -> psutil.Process:
         everybody = psutil.Process(self.process.pid).children(recursive=True)
-        (found,) = (child for child in everybody if "Painter" in " ".join(child.cmdline()))
+        (found,) = (child for child in everybody if "ImageGenerator" in " ".join(child.cmdline()))
         return found
 
 
@@ -168,15 +168,15 @@ def test_a_hundred_requests_are_answered_without_growth(server: Server) -> None:
         for i in range(100 - len(requests))
     ]
     requests = [requests[i * 37 % 100] for i in range(100)]
-    painter, bodies = server.painter(), [body for body, _ in requests]
+    generator, bodies = server.generator(), [body for body, _ in requests]
     with ThreadPoolExecutor(6) as clients:
         server.hang_up_in_the_middle()
         list(clients.map(server.ask, bodies[75:]))  # warm up
-        before = painter.memory_info().rss
+        before = generator.memory_info().rss
         answers = list(clients.map(server.ask, bodies[:50]))
         server.hang_up_in_the_middle()
         answers += clients.map(server.ask, bodies[50:])
-        growth = (painter.memory_info().rss - before) / 2**20
+        growth = (generator.memory_info().rss - before) / 2**20
     for (body, field), (status, answer) in zip(requests, answers, strict=True):
         if field is None:
             assert status == 200, answer
@@ -188,15 +188,15 @@ def test_a_hundred_requests_are_answered_without_growth(server: Server) -> None:
             assert answer["error"]["type"] == "invalid_request_error"
     print(f"the replica has {before / 2**20:.0f} MB after the warm-up, and {growth:+.1f} MB in the end")
     assert growth < 6
-    assert server.painter().pid == painter.pid, "it is the same process to the end"
+    assert server.generator().pid == generator.pid, "it is the same process to the end"
 
 
 def test_a_full_queue_is_told_apart_and_forgotten_when_its_clients_hang_up(server: Server) -> None:
     """Meanwhile the server says that it is healthy, and bad requests are refused for what is bad in them."""
-    painter = server.painter()
-    begin = seconds(painter)
+    generator = server.generator()
+    begin = seconds(generator)
     assert server.ask(LONG | {"steps": 2})[0] == 200
-    short = seconds(painter) - begin
+    short = seconds(generator) - begin
 
     with ExitStack() as connections:
         waiting = [connections.enter_context(server.send(LONG)) for _ in range(2 * ROOM + 5)]
@@ -213,10 +213,10 @@ def test_a_full_queue_is_told_apart_and_forgotten_when_its_clients_hang_up(serve
         assert server.ask(None, "GET", "/-/healthz") == (200, "success")
         assert server.ask(QUICK | {"n": 9})[0] == 400
 
-    begin = seconds(painter)
+    begin = seconds(generator)
     while server.ask(QUICK)[0] == 503:  # hanging up takes a moment to be noticed
         time.sleep(0.1)
-    spent = seconds(painter) - begin
+    spent = seconds(generator) - begin
     assert spent < 12 * short, "a single one of those pictures takes 25 times as much"
 
 

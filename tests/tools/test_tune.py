@@ -15,7 +15,7 @@ from tomadiff import settings_file
 from tomadiff.models import family_of
 from tomadiff.tools import tune
 from tomadiff.tools.cli import main
-from tomadiff.tools.evaluate.job import REFERENCE, Painter, encode
+from tomadiff.tools.evaluate.job import REFERENCE, ImageGenerator, encode
 from tomadiff.tools.evaluate.store import read_rows
 from tomadiff.tools.generate import Request, draw
 from tomadiff.tools.loading import load
@@ -38,8 +38,8 @@ BUDGET = {"psnr": 30.0}
 FOLDER = Path("tuning/emoji-unet")  # where nothing else is asked for
 
 
-def line(way: str, speedup: float | None, psnr: float, pictures: int = 8) -> dict[str, Any]:
-    found = {"way": way, "ratio": 0.5, "speedup": speedup, "pictures": pictures, "psnr_worst": psnr - 1}
+def line(method: str, speedup: float | None, psnr: float, pictures: int = 8) -> dict[str, Any]:
+    found = {"method": method, "ratio": 0.5, "speedup": speedup, "pictures": pictures, "psnr_worst": psnr - 1}
     return found | {"psnr": psnr, "ssim": psnr / 100}
 
 
@@ -48,8 +48,8 @@ LINES = [line("a", 1.2, 40), line("b", 1.5, 31), line("c", 1.9, 29), line("d", 1
 
 def test_the_fastest_within_the_budget_is_chosen_with_reasons() -> None:
     best = tune.chosen(LINES, BUDGET, 8)
-    assert best["way"] == "b"
-    assert tune.chosen(LINES, {"psnr": 30.0, "ssim": 0.35}, 8)["way"] == "a", "both have to be met"
+    assert best["method"] == "b"
+    assert tune.chosen(LINES, {"psnr": 30.0, "ssim": 0.35}, 8)["method"] == "a", "both have to be met"
     chosen, faster = tune.reasons(LINES, BUDGET, best)
     assert (
         "b at 0.5 (1.50x, PSNR 31.000 dB" in chosen
@@ -59,7 +59,7 @@ def test_the_fastest_within_the_budget_is_chosen_with_reasons() -> None:
 
 
 def test_only_what_drew_every_picture_is_chosen() -> None:
-    assert tune.chosen([line("a", 1.2, 40), line("b", 1.5, 35, pictures=2)], BUDGET, 8)["way"] == "a"
+    assert tune.chosen([line("a", 1.2, 40), line("b", 1.5, 35, pictures=2)], BUDGET, 8)["method"] == "a"
 
 
 def test_what_was_faster_on_fewer_pictures_is_told() -> None:
@@ -78,10 +78,10 @@ def test_where_nothing_is_good_enough_it_says_what_came_closest() -> None:
 
 def test_the_better_half_goes_on_and_the_safest_with_it() -> None:
     lines = [dict(line("dense", 1.0, 0), ratio=0.0), *LINES, line("f", 1.4, 32), line("g", 1.3, 33)]
-    assert (lines[0]["way"], lines[0]["ratio"]) == REFERENCE
-    kept = [way for way, _ in tune.best_half(lines, BUDGET)]
+    assert (lines[0]["method"], lines[0]["ratio"]) == REFERENCE
+    kept = [method for method, _ in tune.best_half(lines, BUDGET)]
     assert kept == ["b", "f", "g", "a"], "of those that gain, a is the closest"
-    kept = [way for way, _ in tune.best_half(LINES[:4], BUDGET)]
+    kept = [method for method, _ in tune.best_half(LINES[:4], BUDGET)]
     assert kept == ["b", "a"]
 
 
@@ -104,21 +104,21 @@ def test_the_command_writes_settings_that_draw_what_was_measured(
 ) -> None:
     """Interrupted once; then it goes on, and draws nothing twice but the prompt that was under way."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tune, "WORTH", 0.0)  # times are anybody's guess here
+    monkeypatch.setattr(tune, "MIN_SPEEDUP", 0.0)  # times are anybody's guess here
     few = [tomadiff.Config(ratio=ratio) for ratio in (0.25, 0.5, {1: 0.5}, 0.75)]
     monkeypatch.setattr(tune, "candidates", lambda *_: few)
     drawn: list[tuple[str, str]] = []
-    paint, stop_at = Painter.draw, [6]  # dense and four in the first prompt, one in the second
+    original, stop_at = ImageGenerator.draw, [6]  # dense and four in the first prompt, one in the second
 
-    def counted(self: Painter, work: Any, way: Any) -> Any:
+    def counted(self: ImageGenerator, work: Any, contender: Any) -> Any:
         if len(drawn) == stop_at[0]:
             raise KeyboardInterrupt
-        drawn.append((work.prompt, tune.label(*way)))
-        return paint(self, work, way)
+        drawn.append((work.prompt, tune.label(*contender)))
+        return original(self, work, contender)
 
-    monkeypatch.setattr(Painter, "draw", counted)
+    monkeypatch.setattr(ImageGenerator, "draw", counted)
     assert main([*SMALL, "--psnr", "25"]) == 130
-    assert "--resume goes on" in capsys.readouterr().err and not (FOLDER / "settings.json").exists()
+    assert "continue with --resume" in capsys.readouterr().err and not (FOLDER / "settings.json").exists()
     assert main([*SMALL, "--psnr", "25"]) == 2
     assert "add --resume" in capsys.readouterr().err
     before, stop_at[0] = len(drawn), -1
@@ -134,7 +134,7 @@ def test_the_command_writes_settings_that_draw_what_was_measured(
     picture, _ = draw(pipe, Request(first, 0, 2, (32, 32)))
     pictures = [row for row in read_rows(FOLDER / "rows.jsonl") if row["prompt"] == first]
     same = [row for row in pictures if (FOLDER / row["file"]).read_bytes() == encode(picture)]
-    configs = [tune.configuration(row["way"], row["ratio"], family_of(pipe.unet)) for row in same]
+    configs = [tune.configuration(row["method"], row["ratio"], family_of(pipe.unet)) for row in same]
     assert configs == [found.config]
 
 
@@ -143,7 +143,7 @@ def test_steps_are_placed_by_calibration_and_written_as_a_list(
 ) -> None:
     """A search that is resumed places them alike, and draws nothing that is there."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tune, "WORTH", 0.0)
+    monkeypatch.setattr(tune, "MIN_SPEEDUP", 0.0)
     usual = tune.candidates
 
     def placed(*args: Any) -> list[tomadiff.Config]:
@@ -174,7 +174,7 @@ def test_a_budget_that_nothing_meets_writes_no_file(
     assert json.loads((FOLDER / "job.json").read_text())["model"] == "emoji-unet"
 
 
-def test_pictures_that_can_not_be_judged_are_told(
+def test_pictures_that_can_not_be_scored_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As those that are smaller than the window of SSIM."""
@@ -182,7 +182,7 @@ def test_pictures_that_can_not_be_judged_are_told(
     monkeypatch.setattr(tune, "candidates", lambda *_: few)
     command = [*SMALL, "--size", "8", "8", "--psnr", "5", "--folder", str(tmp_path)]
     assert main(command) == 2
-    assert "can't be judged by SSIM" in capsys.readouterr().err
+    assert "can't be scored by SSIM" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

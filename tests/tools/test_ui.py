@@ -23,10 +23,10 @@ from tomadiff.runtime.registration import denoiser, session_of
 from tomadiff.tools.generate import draw
 from tomadiff.tools.ui import show
 from tomadiff.tools.ui.command import check_access
-from tomadiff.tools.ui.easel import Cancelled
+from tomadiff.tools.ui.generation import OFFERED, GenerationRequest, Limits, checked, checked_model, code
 from tomadiff.tools.ui.results import Kept
+from tomadiff.tools.ui.runner import Cancelled
 from tomadiff.tools.ui.studio import Studio
-from tomadiff.tools.ui.wish import WAYS, Limits, Wish, checked, checked_model, code
 
 FORM: dict[str, Any] = {"prompt": "fox", "seed": 1, "steps": 2, "height": 32, "width": 32}
 
@@ -44,7 +44,7 @@ def studio() -> Studio:
     return Studio("emoji-flux", steps=20)
 
 
-def wish(studio: Studio, **changed: Any) -> Wish:
+def generation(studio: Studio, **changed: Any) -> GenerationRequest:
     return checked(studio.limits, **{**FORM, **changed})
 
 
@@ -99,7 +99,7 @@ def test_fields_that_are_left_empty_are_the_methods_own() -> None:
     given = {"region_size": "", "where": None, "dense_blocks": " ", "interval": "4", "shift": True}
     made = checked(Limits(side=128), **FORM, guidance="", settings=given)
     assert made.request.guidance is None and made.settings == {"interval": 4, "shift": True}
-    assert made.way == "tomadiff:interval=4,shift=True"
+    assert made.spec == "tomadiff:interval=4,shift=True"
 
 
 def test_the_page_may_name_models_but_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,17 +125,17 @@ def test_the_code_makes_the_picture_of_the_page(
     method: str, given: dict[str, Any], studio: Studio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    wanted = wish(studio, method=method, settings=given, guidance=2.0, prompt="the 'fox'")
+    wanted = generation(studio, method=method, settings=given, guidance=2.0, prompt="the 'fox'")
     _, made = studio.compare(wanted, "me", quiet)
     exec(code(wanted, studio.model, "cpu", "fp32"), {})
     assert same(Image.open("picture.png"), made.merged.picture)
 
 
 def test_the_settings_file_makes_the_picture_of_the_page(studio: Studio, tmp_path: Path) -> None:
-    _, made = studio.compare(wish(studio, method="toma_tile", ratio=0.25), "me", quiet)
+    _, made = studio.compare(generation(studio, method="toma_tile", ratio=0.25), "me", quiet)
     settings_file.save(tmp_path / "s.json", made.merged.config)
     with tomadiff.merged(studio.pipe, tmp_path / "s.json"):
-        assert same(draw(studio.pipe, made.wish.request)[0], made.merged.picture)
+        assert same(draw(studio.pipe, made.generation.request)[0], made.merged.picture)
 
 
 def test_code_for_other_models_loads_them_from_where_they_are() -> None:
@@ -148,7 +148,7 @@ def test_code_for_other_models_loads_them_from_where_they_are() -> None:
 
 
 def test_dense_and_merged_come_from_the_same_noise(studio: Studio) -> None:
-    wanted = wish(studio)
+    wanted = generation(studio)
     _, made = studio.compare(wanted, "me", quiet)
     assert same(made.dense.picture, draw(studio.pipe, wanted.request)[0])
     with tomadiff.merged(studio.pipe, ratio=0.5):
@@ -160,17 +160,19 @@ def test_dense_and_merged_come_from_the_same_noise(studio: Studio) -> None:
 
 def test_another_ratio_draws_only_the_merged_picture(studio: Studio) -> None:
     told: list[str] = []
-    first = studio.compare(wish(studio, seed=7), "me", quiet)[1]
-    second = studio.compare(wish(studio, seed=7, ratio=0.75), "me", lambda _, text: told.append(text))[1]
+    first = studio.compare(generation(studio, seed=7), "me", quiet)[1]
+    second = studio.compare(generation(studio, seed=7, ratio=0.75), "me", lambda _, text: told.append(text))[
+        1
+    ]
     assert not first.dense_was_kept and second.dense_was_kept
     assert second.dense is first.dense and not any(text.startswith("dense") for text in told)
     assert not same(first.merged.picture, second.merged.picture)
     for change in ({"seed": 8}, {"prompt": "pizza"}, {"steps": 3}, {"width": 40}, {"guidance": 2.0}):
-        assert not studio.compare(wish(studio, **{"seed": 7, **change}), "me", quiet)[1].dense_was_kept
+        assert not studio.compare(generation(studio, **{"seed": 7, **change}), "me", quiet)[1].dense_was_kept
 
 
 def test_nothing_removed_is_the_same_picture(studio: Studio) -> None:
-    _, made = studio.compare(wish(studio, ratio=0), "me", quiet)
+    _, made = studio.compare(generation(studio, ratio=0), "me", quiet)
     assert math.isinf(made.merged.psnr) and made.merged.merged_steps == 0
     assert "same" in show.figures(made)
 
@@ -182,7 +184,7 @@ def cancelling(studio: Studio, who: str, at: str) -> Callable[[float, str], None
 @pytest.mark.parametrize("at", ["dense: step 2", "tomadiff at 0.5: step 2"])
 def test_cancel_stops_at_the_next_step_and_leaves_nothing_behind(at: str, studio: Studio) -> None:
     told: list[str] = []
-    wanted = wish(studio, seed=100 + len(at), steps=9)
+    wanted = generation(studio, seed=100 + len(at), steps=9)
 
     def tell(share: float, text: str) -> None:
         told.append(text)
@@ -196,24 +198,24 @@ def test_cancel_stops_at_the_next_step_and_leaves_nothing_behind(at: str, studio
 
 
 def test_nobody_cancels_what_another_asked_for(studio: Studio) -> None:
-    studio.compare(wish(studio, seed=3), "me", cancelling(studio, "somebody else", "step 1"))
+    studio.compare(generation(studio, seed=3), "me", cancelling(studio, "somebody else", "step 1"))
     studio.expect("somebody else")
 
 
 def test_who_cancels_while_waiting_does_not_start(studio: Studio) -> None:
     studio.cancel("me")
     with pytest.raises(Cancelled):
-        studio.compare(wish(studio, seed=4), "me", pytest.fail)
+        studio.compare(generation(studio, seed=4), "me", pytest.fail)
     studio.cancel("me")  # of nothing: what is asked for after it is meant
     studio.expect("me")
-    studio.compare(wish(studio, seed=4), "me", quiet)
+    studio.compare(generation(studio, seed=4), "me", quiet)
 
 
 def test_one_generation_at_a_time(studio: Studio) -> None:
     told: list[str] = []
 
     def work(who: str, seed: int) -> None:
-        studio.compare(wish(studio, seed=seed), who, lambda share, text: told.append(who))
+        studio.compare(generation(studio, seed=seed), who, lambda share, text: told.append(who))
 
     threads = [threading.Thread(target=work, args=(f"{n}", 50 + n)) for n in range(3)]
     for thread in threads:
@@ -236,7 +238,7 @@ def test_a_closed_studio_stops_and_starts_nothing_more() -> None:
 
     for _ in range(2):
         with pytest.raises(Cancelled):
-            closing.compare(wish(closing, steps=9), "me", tell)
+            closing.compare(generation(closing, steps=9), "me", tell)
     assert told[-1] == "dense: step 1 of 9"
 
 
@@ -247,21 +249,21 @@ def test_only_the_newest_results_are_kept(studio: Studio) -> None:
     assert kept.get("a") == 1
     kept.put("c", 3)
     assert (kept.get("a"), kept.get("b"), kept.get("c")) == (1, None, 3)
-    name, made = studio.compare(wish(studio), "me", quiet)
+    name, made = studio.compare(generation(studio), "me", quiet)
     assert studio.result(name) is made and studio.result("guessed") is None and studio.result(None) is None
 
 
 def test_a_mistake_is_found_before_anything_is_drawn(studio: Studio) -> None:
     with pytest.raises(ValueError, match="todo"):
-        studio.compare(wish(studio, method="todo", ratio=0.5), "me", pytest.fail)
+        studio.compare(generation(studio, method="todo", ratio=0.5), "me", pytest.fail)
     with pytest.raises(ValueError, match="region_size"):
-        studio.compare(wish(studio, method="tome", settings={"region_size": 4}), "me", pytest.fail)
+        studio.compare(generation(studio, method="tome", settings={"region_size": 4}), "me", pytest.fail)
     with pytest.raises(ValueError, match="at most 24"):
-        studio.sweep(wish(studio), WAYS[:7], [n / 10 for n in range(1, 8)], "me", pytest.fail)
+        studio.sweep(generation(studio), OFFERED[:7], [n / 10 for n in range(1, 8)], "me", pytest.fail)
 
 
 def test_stripes_have_no_map_and_say_so(studio: Studio) -> None:
-    _, made = studio.compare(wish(studio, method="toma_stripe"), "me", quiet)
+    _, made = studio.compare(generation(studio, method="toma_stripe"), "me", quiet)
     assert not made.maps and "needs a grid" in made.no_maps
 
 
@@ -269,26 +271,26 @@ def test_any_pipeline_in_a_folder_can_be_looked_at(tmp_path: Path) -> None:
     folder = str(whole_pipeline(tmp_path))
     taken = Studio(folder)
     assert (taken.usual_size, taken.usual_steps, taken.limits.side) == ((128, 128), 50, 256)
-    _, made = taken.compare(wish(taken, height=128, width=96), "me", quiet)
+    _, made = taken.compare(generation(taken, height=128, width=96), "me", quiet)
     assert made.merged.picture.size == (96, 128)
     assert (made.merged.merged_steps, list(made.maps)) == (2, [0, 1]), "guidance calls the model once a step"
     taken.use_model("emoji-flux", "me")
     assert (taken.model, taken.limits.side, taken.own_model) == ("emoji-flux", 128, folder)
-    assert taken.compare(wish(taken), "me", quiet)[1].merged.tokens == 256
+    assert taken.compare(generation(taken), "me", quiet)[1].merged.tokens == 256
 
 
 def test_a_model_that_can_not_be_had_leaves_the_old_one(studio: Studio) -> None:
     with pytest.raises(ValueError, match="can't load"):
         studio.use_model("nobody/nothing", "me")
     assert studio.model == "emoji-flux"
-    studio.compare(wish(studio), "me", quiet)
+    studio.compare(generation(studio), "me", quiet)
 
 
 # what is shown
 
 
 def test_a_sweep_as_sheet_and_plot(studio: Studio, tmp_path: Path) -> None:
-    name, swept = studio.sweep(wish(studio), ["tomadiff", "todo"], [0.5, 0.75], "me", quiet)
+    name, swept = studio.sweep(generation(studio), ["tomadiff", "todo"], [0.5, 0.75], "me", quiet)
     assert list(swept.cells) == [("tomadiff", 0.5), ("tomadiff", 0.75), ("todo", 0.75)]
     assert len(swept.left_out) == 1 and swept.left_out[0].startswith("todo at 0.5")
     exports = show.Exports(tmp_path)
@@ -297,13 +299,13 @@ def test_a_sweep_as_sheet_and_plot(studio: Studio, tmp_path: Path) -> None:
         about = json.loads(sheet.text["tomadiff"])
         assert sheet.width > 3 * 128 and sheet.height > 2 * 128
     assert about["cells"]["tomadiff at 0.75"]["ratio"] == 0.75
-    show.plot(swept, show.title(swept.wish.request, studio.model), tmp_path / "plot.png")
+    show.plot(swept, show.title(swept.generation.request, studio.model), tmp_path / "plot.png")
     with Image.open(tmp_path / "plot.png") as plot:
         assert plot.width > 500
 
 
 def test_the_words_of_a_map_are_true(studio: Studio) -> None:
-    _, made = studio.compare(wish(studio), "me", quiet)
+    _, made = studio.compare(generation(studio), "me", quiet)
     mapped = made.maps[0]
     for token in (0, 37, 255):
         owner = mapped.owners[token].item()
@@ -332,8 +334,8 @@ def test_exports_do_not_fill_the_disk(tmp_path: Path) -> None:
 
 
 def test_comparisons_share_the_dense_one_with_sweeps(studio: Studio) -> None:
-    _, swept = studio.sweep(wish(studio, seed=90), ["tomadiff"], [0.5], "me", quiet)
-    _, made = studio.compare(replace(wish(studio, seed=90), ratio=0.25), "me", quiet)
+    _, swept = studio.sweep(generation(studio, seed=90), ["tomadiff"], [0.5], "me", quiet)
+    _, made = studio.compare(replace(generation(studio, seed=90), ratio=0.25), "me", quiet)
     assert made.dense is swept.dense
 
 
@@ -379,7 +381,7 @@ def test_only_what_the_page_needs_gets_through_the_gate(tmp_path: Path) -> None:
     pytest.importorskip("gradio", reason="pip install 'tomadiff[ui]'")
     from starlette.testclient import TestClient
 
-    from tomadiff.tools.ui.gate import MAX_BYTES, Gate
+    from tomadiff.tools.ui.allowlist import MAX_BYTES, AllowlistMiddleware
 
     async def everything(scope: Any, receive: Any, send: Any) -> None:
         from starlette.responses import PlainTextResponse
@@ -391,7 +393,7 @@ def test_only_what_the_page_needs_gets_through_the_gate(tmp_path: Path) -> None:
     (inside / "a.png").write_text("a")
     outside.write_text("b")
     (inside / "link.png").symlink_to(outside)
-    client = TestClient(Gate(everything, inside), base_url="http://127.0.0.1")
+    client = TestClient(AllowlistMiddleware(everything, inside), base_url="http://127.0.0.1")
 
     def got(path: str, method: str = "GET", **more: Any) -> int:
         return client.request(method, path, **more).status_code

@@ -331,7 +331,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Stu
             host="127.0.0.1",
             port=None,
             auth=("me", "secret"),
-            most_waiting=1,
+            max_queue=1,
             only_here=True,
         )
         yield url.rstrip("/"), studio

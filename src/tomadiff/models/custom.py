@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 class Sites:
     """Where to merge in a model of no declared family. `tomadiff inspect` writes the line to use.
 
-    blocks: the name of the model's list of transformer blocks, as in "transformer_blocks", or several.
-    tokens: the blocks' argument with the image tokens, [B, S, C].
-    output: where they come back, if a block returns more than these.
-    grid: rows and columns of the tokens (frames, rows and columns for video), or a function that tells them;
-        its parameters are named like the model's arguments that it needs:
-        grid=lambda hidden_states: tuple(side // 2 for side in hidden_states.shape[-2:])
-    rotary: the blocks' argument with rotary tables, [S, ...] or [B, S, ...]; or `PerTokenArg`s.
-    follows: other arguments of the blocks with an entry for each token: masks over keys, timesteps.
-    text: "first" or "last", if text is in the same sequence.
-    residual: blocks add to their tokens, as nearly all do.
-    spans: nothing happens to tokens between the blocks of a list, so that these can be merged as one.
-    time: the model's argument that tells the step; None if none does.
+    Attributes:
+        blocks: the name of the model's list of transformer blocks, as in "transformer_blocks", or several.
+        tokens: the blocks' argument with the image tokens, [B, S, C].
+        output: where they come back, if a block returns more than these.
+        grid: rows and columns of the tokens (frames, rows and columns for video), or a function that tells;
+            its parameters are named like the arguments of the model that it needs:
+            grid=lambda hidden_states: tuple(side // 2 for side in hidden_states.shape[-2:])
+        rotary: the blocks' argument with rotary tables, [S, ...] or [B, S, ...]; or `PerTokenArg`s.
+        follows: other arguments of the blocks with an entry for each token: masks over keys, timesteps.
+        text: "first" or "last", if text is in the same sequence.
+        residual: blocks add to their tokens, as nearly all do.
+        spans: nothing happens to tokens between the blocks of a list, so that these can be merged as one.
+        time: the model's argument that tells the step; None if none does.
     """
 
     blocks: str | tuple[str, ...]

@@ -1,9 +1,9 @@
-"""Ways to run a pipeline, by name, as the benchmark and the evaluation take them on the command line.
+"""Methods by name, as the benchmark and the evaluation take them on the command line.
 
-A way is `dense`; `auto` (what `tomadiff.apply(pipe)` chooses); `tomadiff`, a preset or another method that we
-have; or a rival: fewer steps, a cache, the real ToMeSD. Single settings follow a colon, and several ways are
-joined by a plus: `tomadiff:interval=3`, `steps:13,solver=dpm++`, `first-block:threshold=0.1+tomadiff`. A
-settings file (`fast.json`) is the way that is written in it, so that what is measured doesn't change with it.
+A method is `dense`; `auto` (what `tomadiff.apply(pipe)` chooses); `tomadiff`, a preset or another method of
+this package; or a rival: fewer steps, a cache, the real ToMeSD. Settings follow a colon, and a plus combines
+methods: `tomadiff:interval=3`, `steps:13,solver=dpm++`, `first-block:threshold=0.1+tomadiff`. The name of a
+settings file (`fast.json`) is replaced by its content, so that results stay comparable when it changes.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ from tomadiff.settings_file import warn_of_another
 from .arguments.names import AUTO, DENSE, OURS
 from .rivals import RIVALS, Settings
 
-# our default, then the paper's variants and the other methods as they were published
+# our default settings, then the paper's variants and the other methods as published
 METHODS = (
     "ideal",
     OURS,
     *PRESETS,
     *(name for name in methods.METHODS if name not in ("toma", "ideal")),
 )
-USUAL = (DENSE, *METHODS, "tomesd")  # what a benchmark of single calls compares
+USUAL = (DENSE, *METHODS, "tomesd")  # compared by default in a benchmark of single calls
 NAMES = (DENSE, AUTO, *METHODS, *RIVALS)
-SHORTHANDS = {"steps": "count"}  # the setting that a bare value behind the colon is
+SHORTHANDS = {"steps": "count"}  # the setting that a bare value means: steps:13 is steps:count=13
 
 
-def label(way: str, ratio: float) -> str:
-    return f"{way} at {ratio:g}" if ratio else way
+def label(method: str, ratio: float) -> str:
+    return f"{method} at {ratio:g}" if ratio else method
 
 
-def configuration(way: str, ratio: float, family: Family | None) -> Config:
-    """The configuration of a way that is our own; forecasts need no family."""
-    preset, settings = asked(way, ratio)
+def configuration(method: str, ratio: float, family: Family | None) -> Config:
+    """The configuration of a method of this package; forecasts need no family."""
+    preset, settings = asked(method, ratio)
     return make(None, preset, settings, *(() if family is None else (family.paper_reuse, family.offers)))
 
 
-def asked(way: str, ratio: float) -> tuple[str | None, Settings]:
-    """The preset and the settings that `tomadiff.apply` is given for a way that is our own."""
-    name, settings = parse(way)
+def asked(method: str, ratio: float) -> tuple[str | None, Settings]:
+    """The preset and the settings to give to `tomadiff.apply` for a method of this package."""
+    name, settings = parse(method)
     if name == AUTO:
         return None, settings
     if name not in METHODS:
         raise ConfigError(
-            f"unknown method {way!r}; there are {', '.join(NAMES)}, and {OURS}:setting=value,..."
+            f"unknown method {method!r}; there are {', '.join(NAMES)}, and {OURS}:setting=value,..."
         )
     if name in methods.METHODS and name not in PRESETS:
         settings = {"method": name, **settings}
-    if ratio or merges(way):
+    if ratio or merges(method):
         settings = {"ratio": ratio, **settings}
     return (name if name in PRESETS else None), settings
 
 
 def written(config: Config) -> str:
-    """The way that a configuration is."""
+    """A configuration as a method: the inverse of `configuration`."""
     settings = config.asked()
     return spelled(settings.pop("method", OURS), settings)
 
@@ -92,40 +92,40 @@ def usual(ratios: Sequence[float], family: Family) -> list[str]:
 
 
 def pairs(
-    ways: Sequence[str], ratios: Sequence[float], family: Family | None
+    methods: Sequence[str], ratios: Sequence[float], family: Family | None
 ) -> tuple[list[tuple[str, float]], list[str]]:
-    """(way, ratio): each way at all ratios it can do, or at its own; what doesn't merge at 0.
+    """Each method at each ratio that it can do, or at the ratio in its settings; at 0 if it doesn't merge.
 
-    And what was left out, why.
+    Also returns what was left out, and why.
     """
     found, left_out = [], []
-    for way, own in dict.fromkeys(map(_settled, ways)):
-        parts = parts_of(way)
+    for method, own in dict.fromkeys(map(_expanded, methods)):
+        parts = parts_of(method)
         if sum(map(merges, parts)) > 1:
-            raise ConfigError(f"{way!r} merges twice: take one method, and caches beside it")
+            raise ConfigError(f"{method!r} merges twice: combine one merging method with caches")
         if own is not None or not any(map(merges, parts)):
             for part in parts:
                 check(part, own or 0.0, family)
-            found.append((way, own or 0.0))
+            found.append((method, own or 0.0))
             continue
         possible = []
         for ratio in dict.fromkeys(ratios):
             try:
                 for part in parts:
                     check(part, ratio, family)
-                possible.append((way, ratio))
+                possible.append((method, ratio))
             except ConfigError as error:
                 reason = error
-                left_out.append(f"{label(way, ratio)} is left out: {error}")
+                left_out.append(f"{label(method, ratio)} is left out: {error}")
         if not possible:
             raise reason
         found += possible
-    # a way may be asked for twice, by --ratio and with a ratio of its own
+    # a method may be asked for twice, by --ratio and with a ratio of its own
     return sorted(dict.fromkeys(found), key=lambda pair: pair[1]), left_out
 
 
 def check(part: str, ratio: float, family: Family | None) -> None:
-    """Complain about a way that can't be had for a family of models."""
+    """Raise if a method does not work with a family of models."""
     name, settings = parse(part)
     if name == DENSE:
         if settings:
@@ -138,22 +138,22 @@ def check(part: str, ratio: float, family: Family | None) -> None:
         configuration(part, ratio, family)
 
 
-def check_fit(target: Any, ways: Sequence[tuple[str, float]]) -> None:
-    """Complain about what this very model, or pipeline, can't honour."""
-    for way, ratio in ways:
+def check_fit(target: Any, contenders: Sequence[tuple[str, float]]) -> None:
+    """Raise if this very model or pipeline can't honour a method."""
+    for method, ratio in contenders:
         # rivals count the steps of a pipeline, which a model alone has none of
-        if isinstance(target, nn.Module) and not all(map(is_per_step, parts_of(way))):
+        if isinstance(target, nn.Module) and not all(map(is_per_step, parts_of(method))):
             continue
-        with switched_on(target, way, ratio):
+        with switched_on(target, method, ratio):
             pass
 
 
 @contextmanager
-def switched_on(target: Any, way: str, ratio: float) -> Iterator[None]:
-    """Run a pipeline, or a model, in a way for the length of a `with` block."""
+def switched_on(target: Any, method: str, ratio: float) -> Iterator[None]:
+    """Put a method on a pipeline or a model for the length of a `with` block."""
     with ExitStack() as stack:
-        # merging goes on first, so that caches are around it and keep whole tokens
-        for part in sorted(parts_of(way), key=lambda part: _is_inner(part, ratio), reverse=True):
+        # merging goes on first, so that caches are outside of it and store unmerged tokens
+        for part in sorted(parts_of(method), key=lambda part: _is_inner(part, ratio), reverse=True):
             stack.enter_context(_part_on(target, part, ratio))
         yield
 
@@ -176,38 +176,38 @@ def _part_on(target: Any, part: str, ratio: float) -> Iterator[None]:
             yield
 
 
-def calibrate(target: Any, way: str, draw: Callable[[], Any]) -> None:
-    """Let the parts of a way learn from a dense picture what they have to know of a model."""
-    for part in parts_of(way):
+def calibrate(target: Any, method: str, draw: Callable[[], Any]) -> None:
+    """Calibrate the parts of a method that need it, on a dense picture."""
+    for part in parts_of(method):
         name, settings = parse(part)
         if name in RIVALS:
             RIVALS[name].calibrate(target, settings, draw)
 
 
 def rival_settings(part: str, ratio: float) -> Settings:
-    """With the ratio of those that merge."""
+    """The settings of a rival, with the ratio if it merges."""
     name, settings = parse(part)
     return {"ratio": ratio, **settings} if RIVALS[name].merges else settings
 
 
-def steps_of(way: str) -> int | None:
-    """The number of steps that a way asks for itself."""
-    counts = (parse(part)[1]["count"] for part in parts_of(way) if parse(part)[0] == "steps")
+def steps_of(method: str) -> int | None:
+    """The number of steps that a method sets, if it does."""
+    counts = (parse(part)[1]["count"] for part in parts_of(method) if parse(part)[0] == "steps")
     return next(counts, None)
 
 
-def lists_steps(way: str) -> bool:
-    """Whether a way says which steps run, one by one, and so is for one number of steps."""
-    return any(isinstance(parse(part)[1].get("interval"), (list, tuple)) for part in parts_of(way))
+def lists_steps(method: str) -> bool:
+    """Whether a method lists the steps that run, and so fits one number of steps only."""
+    return any(isinstance(parse(part)[1].get("interval"), (list, tuple)) for part in parts_of(method))
 
 
-def decides(way: str) -> bool:
-    """Whether values decide what is computed, so that the work differs from picture to picture."""
-    return any(name in RIVALS and RIVALS[name].decides for name, _ in map(parse, parts_of(way)))
+def decides(method: str) -> bool:
+    """Whether the work depends on the data, so that it differs from picture to picture."""
+    return any(name in RIVALS and RIVALS[name].decides for name, _ in map(parse, parts_of(method)))
 
 
 def is_per_step(part: str) -> bool:
-    """Whether single calls of the model show what a way does; if not, only whole generations do."""
+    """Whether a single call of the model shows what a method does; others need whole generations."""
     name, settings = parse(part)
     if name in RIVALS:
         return RIVALS[name].per_step
@@ -215,7 +215,7 @@ def is_per_step(part: str) -> bool:
 
 
 def merges(part: str) -> bool:
-    """Whether a part of a way takes a ratio; an interval alone leaves all tokens as they are."""
+    """Whether a part takes a ratio; with an interval alone, nothing is merged."""
     name, settings = parse(part)
     if name in RIVALS:
         return RIVALS[name].merges
@@ -223,13 +223,13 @@ def merges(part: str) -> bool:
     return name not in (DENSE, AUTO) and not forecasts
 
 
-def parts_of(way: str) -> list[str]:
-    """What is joined by a plus, which the name of a solver may end with, too: `steps:13,solver=dpm++`."""
-    return re.split(r"\+(?=[^+\d,])", way)
+def parts_of(method: str) -> list[str]:
+    """Split at each plus, except one that ends a solver's name: `steps:13,solver=dpm++`."""
+    return re.split(r"\+(?=[^+\d,])", method)
 
 
 def parse(part: str) -> tuple[str, Settings]:
-    """A name and the settings behind its colon, which are written as for a call; words need no quotes."""
+    """A name and the settings after its colon, written like keyword arguments; words need no quotes."""
     name, _, fields = part.partition(":")
     try:
         call = ast.parse(f"f({_quoted(fields)})", mode="eval").body
@@ -243,7 +243,7 @@ def parse(part: str) -> tuple[str, Settings]:
 
 
 def _quoted(fields: str) -> str:
-    """Words that Python would not read as one, like euler-a and dpm++, in quotes."""
+    """Quote words that are no Python names, like euler-a and dpm++."""
     return re.sub(r"=([A-Za-z]\w*[-+][\w+-]*)(?=,|$)", r"='\1'", fields)
 
 
@@ -251,27 +251,29 @@ def _value(node: ast.expr) -> Any:
     return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
 
 
-def warn_of_files(ways: Sequence[str], model: nn.Module) -> None:
-    """Say which settings files were made for other models."""
-    for part in (part for way in ways for part in parts_of(way) if part.endswith(".json")):
+def warn_of_files(methods: Sequence[str], model: nn.Module) -> None:
+    """Warn about settings files that were made for other models."""
+    for part in (part for method in methods for part in parts_of(method) if part.endswith(".json")):
         warn_of_another(part, load_settings(part), model)
 
 
-def _settled(way: str) -> tuple[str, float | None]:
-    """With what is written in settings files instead of their names; and the ratio, if the way has its own.
+def _expanded(method: str) -> tuple[str, float | None]:
+    """A method with settings files replaced by their content, and the ratio among its settings, if any.
 
-    One number is told apart from the way, as if it was asked for with --ratio; ratios by part or step stay in
-    it, and count as 0.
+    A ratio that is a number is taken out of the method, as if given by --ratio; a ratio by level or step
+    stays in it, and counts as 0.
     """
     parts, own = [], None
-    for part in parts_of(way):
+    for part in parts_of(method):
         if part.endswith(".json"):
             part = written(load_settings(part).config)
         name, settings = parse(part)
         if "ratio" in settings and merges(name):
             number = isinstance(settings["ratio"], (int, float))
             own = settings["ratio"] if number else 0.0
-            if own or (number and settings.get("interval", 1) != 1):  # which alone doesn't merge either
+            if own or (
+                number and settings.get("interval", 1) != 1
+            ):  # ratio=0 with an interval: a forecast alone
                 del settings["ratio"]
             part = spelled(name, settings)
         parts.append(part)

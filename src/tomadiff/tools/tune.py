@@ -1,7 +1,7 @@
 """`tomadiff tune`: the fastest settings that keep pictures as close to the dense ones as is asked for.
 
 A small set of settings draws a few prompts; the better half goes on to more of them, and so on. All that is
-drawn and timed is kept by the evaluation's store, so that it can be interrupted, and is judged by its scores.
+drawn and timed is kept by the evaluation's store, so that it can be interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tomadiff.runtime.sites import find
 
 from .evaluate import scores, summary
 from .evaluate.command import check_counts, default_prompts, draw_all, job_of
-from .evaluate.job import REFERENCE, Drawing, Painter, Way, Work
+from .evaluate.job import REFERENCE, Contender, Drawing, ImageGenerator, Work
 from .evaluate.prompts import check_prompts, load_prompts
 from .evaluate.store import Row, Store, check_free, folder_for
 from .generate import Request, draw
@@ -34,8 +34,8 @@ from .step_placement import placements
 
 BUDGETS = ("psnr", "ssim")
 STRIDES = (4, 2, 1)  # a quarter of the prompts, half of them, all
-CALIBRATION = 2  # dense pictures that tell where the steps that run should be
-WORTH = 1.02  # a speed-up that can be told from noise
+CALIBRATION = 2  # dense pictures from which the placement of the steps that run is computed
+MIN_SPEEDUP = 1.02  # smaller ones can't be told from noise
 Budget = dict[str, float]
 
 
@@ -53,13 +53,15 @@ def search(args: argparse.Namespace, budget: Budget, prompts: Sequence[str]) -> 
     try:
         lines = tuner.search()
     except KeyboardInterrupt:
-        print("\ninterrupted: --resume goes on; only the prompt under way is drawn again", file=sys.stderr)
+        print(
+            "\ninterrupted: continue with --resume; only the prompt under way is drawn again", file=sys.stderr
+        )
         return 130
-    judged = [line for line in lines if (line["way"], line["ratio"]) != REFERENCE]
-    everybody = [lines[0], *ranked(judged, budget)]
+    scored = [line for line in lines if (line["method"], line["ratio"]) != REFERENCE]
+    everybody = [lines[0], *ranked(scored, budget)]
     print(summary.table(everybody, {}))
-    best = chosen(judged, budget, len(prompts) * args.seeds)
-    print(*reasons(judged, budget, best), sep="\n")
+    best = chosen(scored, budget, len(prompts) * args.seeds)
+    print(*reasons(scored, budget, best), sep="\n")
     if best is None:
         return 1
     settings_file.save(args.output, tuner.config(best), tuner.notes(best, lines[0]))
@@ -70,8 +72,8 @@ def search(args: argparse.Namespace, budget: Budget, prompts: Sequence[str]) -> 
 def check(args: argparse.Namespace, budget: Budget) -> None:
     if not budget:
         raise ValueError("say how close to the dense pictures it has to be: --psnr 35, or --ssim 0.95")
-    if "psnr" in budget and not 0 < budget["psnr"] < scores.PSNR_MOST:
-        raise ValueError(f"--psnr {budget['psnr']:g} must be above 0 and below {scores.PSNR_MOST:g}")
+    if "psnr" in budget and not 0 < budget["psnr"] < scores.MAX_PSNR:
+        raise ValueError(f"--psnr {budget['psnr']:g} must be above 0 and below {scores.MAX_PSNR:g}")
     if "ssim" in budget and not 0 < budget["ssim"] < 1:
         raise ValueError(f"--ssim {budget['ssim']:g} must be above 0 and below 1")
     args.folder = args.folder or folder_for("tuning", args.model)
@@ -110,88 +112,103 @@ def candidates(model: nn.Module, family: Family, placements: Sequence[Sequence[i
 
 
 class Tuner:
-    """One search: what is drawn, by whom, and what is known of it."""
+    """One search: its pipeline, its store of pictures, and its metrics."""
 
     def __init__(self, args: argparse.Namespace, budget: Budget, prompts: Sequence[str]) -> None:
         self.args, self.budget, self.prompts, self.seeds = args, budget, prompts, range(args.seeds)
-        self.painter = Painter(job_of(args, [REFERENCE], None))
-        check_prompts(self.painter.pipe, prompts)
-        model = denoiser(self.painter.pipe)[0]
+        self.generator = ImageGenerator(job_of(args, [REFERENCE], None))
+        check_prompts(self.generator.pipe, prompts)
+        model = denoiser(self.generator.pipe)[0]
         self.family = family_of(model)
         found = candidates(model, self.family, self.placements(model))
-        ways, _ = pairs([written(config) for config in found], [], self.family)
-        self.painter.job = job_of(args, [REFERENCE, *ways], self.family)
-        self.store = Store(args.folder, self.painter.job, args.resume)
-        self.judges = scores.judges_of(scores.Wanted(["psnr", "ssim"], device=args.device))
+        contenders, _ = pairs([written(config) for config in found], [], self.family)
+        self.generator.job = job_of(args, [REFERENCE, *contenders], self.family)
+        self.store = Store(args.folder, self.generator.job, args.resume)
+        self.metrics = scores.load_metrics(scores.MetricOptions(["psnr", "ssim"], device=args.device))
 
     def placements(self, model: nn.Module) -> list[list[int]]:
         """Lists of steps to run. A search that is resumed draws for them again, and finds the same ones."""
-        args, pipe = self.args, self.painter.pipe
+        args, pipe = self.args, self.generator.pipe
         prompts = self.prompts[:: max(1, len(self.prompts) // CALIBRATION)][:CALIBRATION]
-        print(f"{len(prompts)} dense pictures tell which steps should run", file=sys.stderr)
+        print(f"{len(prompts)} dense pictures, to find out which steps should run", file=sys.stderr)
         size = tuple(args.size) if args.size else None
-        # with a seed that none of the pictures has that it is judged by
+        # a seed that none of the scored pictures has
         requests = [Request(prompt, args.seeds, args.steps, size, args.guidance) for prompt in prompts]
         found = placements(model, pipe.scheduler, [partial(draw, pipe, request) for request in requests])
         if not found:
-            print("which could not be told here: they run at equal distances", file=sys.stderr)
+            print("no placement was found: steps run at equal distances", file=sys.stderr)
         return found
 
     def search(self) -> list[Row]:
         """What is known of every setting in the end, dense first: not all of them drew all prompts."""
-        alive = list(self.store.job.ways[1:])
+        alive = list(self.store.job.contenders[1:])
         for stride in STRIDES:
             self.draw(alive, self.prompts[::stride])
             alive = best_half(self.lines(alive), self.budget) if stride > 1 else alive
-        # what met the budget on fewer prompts than all may have to take the place of what failed it later
+        # a candidate that met the budget on some prompts is drawn on all, if a faster one failed there
         while True:
-            lines = self.lines(self.store.job.ways[1:])
+            lines = self.lines(self.store.job.contenders[1:])
             drawn = len(self.prompts) * len(self.seeds)
             hopeful = [line for line in ranked(lines[1:], self.budget) if meets(line, self.budget)]
             if not hopeful or hopeful[0]["pictures"] == drawn or chosen(lines[1:], self.budget, drawn):
                 return lines
-            self.draw([(hopeful[0]["way"], hopeful[0]["ratio"])], self.prompts)
+            self.draw([(hopeful[0]["method"], hopeful[0]["ratio"])], self.prompts)
 
-    def draw(self, ways: Sequence[Way], prompts: Sequence[str]) -> None:
-        """Draw what is missing. Times compare within a session only, so half a prompt is drawn again."""
-        print(f"{len(ways)} settings, {len(prompts)} of {len(self.prompts)} prompts", file=sys.stderr)
+    def draw(self, contenders: Sequence[Contender], prompts: Sequence[str]) -> None:
+        """Draw what is missing. Times compare within one process only, so half a prompt is drawn again."""
+        print(f"{len(contenders)} settings, {len(prompts)} of {len(self.prompts)} prompts", file=sys.stderr)
         works: list[Work] = []
         for prompt, seed in [(prompt, seed) for seed in self.seeds for prompt in prompts]:
-            there = {way: self.store.rows.get((prompt, seed, *way)) for way in self.store.job.ways}
-            painters = {way: row and row["painter"] for way, row in there.items()}
-            dense = painters[REFERENCE]
-            todo = [way for way in (REFERENCE, *ways) if painters[way] is None or painters[way] != dense]
-            if todo and dense != self.painter.name:
-                todo = [way for way in there if there[way] or way in (REFERENCE, *ways)]
+            there = {
+                contender: self.store.rows.get((prompt, seed, *contender))
+                for contender in self.store.job.contenders
+            }
+            processes = {contender: row and row["process"] for contender, row in there.items()}
+            dense = processes[REFERENCE]
+            todo = [
+                contender
+                for contender in (REFERENCE, *contenders)
+                if processes[contender] is None or processes[contender] != dense
+            ]
+            if todo and dense != self.generator.process:
+                todo = [
+                    contender
+                    for contender in there
+                    if there[contender] or contender in (REFERENCE, *contenders)
+                ]
             if todo:
                 works.append(Work(prompt, seed, tuple(todo[::-1] if len(works) % 2 else todo)))
         draw_all(self.store, works, self.drawings(works))
 
     def drawings(self, works: Sequence[Work]) -> Iterator[Drawing]:
-        return (self.painter.draw(work, way) for work in works for way in work.ways)
+        return (self.generator.draw(work, contender) for work in works for contender in work.contenders)
 
-    def lines(self, ways: Sequence[Way]) -> list[Row]:
-        wanted = {REFERENCE, *ways}
+    def lines(self, contenders: Sequence[Contender]) -> list[Row]:
+        wanted = {REFERENCE, *contenders}
         asked = [
-            row for row in self.store.asked(self.prompts, self.seeds) if (row["way"], row["ratio"]) in wanted
+            row
+            for row in self.store.asked(self.prompts, self.seeds)
+            if (row["method"], row["ratio"]) in wanted
         ]
-        rows, _ = scores.score(self.store, asked, self.judges)
-        for metric, why in self.judges.unavailable.items():
-            raise ValueError(f"pictures can't be judged by {summary.METRICS[metric][0]}: {why}")
-        return summary.summarise(rows, [way for way in self.store.job.ways if way in wanted], {})
+        rows, _ = scores.score(self.store, asked, self.metrics)
+        for metric, why in self.metrics.unavailable.items():
+            raise ValueError(f"pictures can't be scored by {summary.METRICS[metric][0]}: {why}")
+        return summary.summarise(
+            rows, [contender for contender in self.store.job.contenders if contender in wanted], {}
+        )
 
     def config(self, line: Row) -> Config:
-        return configuration(line["way"], line["ratio"], self.family)
+        return configuration(line["method"], line["ratio"], self.family)
 
     def notes(self, line: Row, dense: Row) -> dict[str, Any]:
         """Where the settings come from, for the file."""
         job = self.store.job.to_dict()
-        about = {name: job[name] for name in job if name not in ("ways", "settings")}
+        about = {name: job[name] for name in job if name not in ("contenders", "settings")}
         about["processor"] = processor(self.args.device)
         figures = ("pictures", "seconds", "speedup", "psnr", "psnr_worst", "ssim", "ssim_worst")
         return {
             "from": "tomadiff tune",
-            settings_file.MADE_FOR: type(denoiser(self.painter.pipe)[0]).__name__,
+            settings_file.MADE_FOR: type(denoiser(self.generator.pipe)[0]).__name__,
             "budget": self.budget,
             "measured": {name: line[name] for name in figures} | {"dense seconds": dense["seconds"]},
             **about,
@@ -200,7 +217,9 @@ class Tuner:
 
 def meets(line: Row, budget: Budget) -> bool:
     """Whether a setting is close enough, and faster than dense."""
-    return (line["speedup"] or 0) >= WORTH and all(line[name] >= least for name, least in budget.items())
+    return (line["speedup"] or 0) >= MIN_SPEEDUP and all(
+        line[name] >= least for name, least in budget.items()
+    )
 
 
 def ranked(lines: Sequence[Row], budget: Budget) -> list[Row]:
@@ -213,13 +232,13 @@ def ranked(lines: Sequence[Row], budget: Budget) -> list[Row]:
     )
 
 
-def best_half(lines: Sequence[Row], budget: Budget) -> list[Way]:
+def best_half(lines: Sequence[Row], budget: Budget) -> list[Contender]:
     """The better half of the settings, and the closest of those that gain, to be on the safe side."""
-    judged = ranked([line for line in lines if (line["way"], line["ratio"]) != REFERENCE], budget)
-    gaining = [line for line in judged if (line["speedup"] or 0) >= WORTH] or judged
+    scored = ranked([line for line in lines if (line["method"], line["ratio"]) != REFERENCE], budget)
+    gaining = [line for line in scored if (line["speedup"] or 0) >= MIN_SPEEDUP] or scored
     safest = max(gaining, key=lambda line: line[next(iter(budget))])
-    kept = judged[: (len(judged) + 1) // 2]
-    return [(line["way"], line["ratio"]) for line in (kept if safest in kept else [*kept, safest])]
+    kept = scored[: (len(scored) + 1) // 2]
+    return [(line["method"], line["ratio"]) for line in (kept if safest in kept else [*kept, safest])]
 
 
 def chosen(lines: Sequence[Row], budget: Budget, pictures: int) -> Row | None:
@@ -261,6 +280,6 @@ def reasons(lines: Sequence[Row], budget: Budget, best: Row | None) -> list[str]
 def _told(line: Row) -> str:
     speed = f"{line['speedup']:.2f}x" if line["speedup"] else "no time to compare"
     return (
-        f"{label(line['way'], line['ratio'])} ({speed}, PSNR {line['psnr']:.3f} dB, SSIM {line['ssim']:.4f}, "
-        f"worst tenth {line['psnr_worst']:.1f} dB)"
+        f"{label(line['method'], line['ratio'])} ({speed}, PSNR {line['psnr']:.3f} dB, "
+        f"SSIM {line['ssim']:.4f}, worst tenth {line['psnr_worst']:.1f} dB)"
     )

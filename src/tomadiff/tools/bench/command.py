@@ -1,4 +1,4 @@
-"""`tomadiff bench`: who is faster, by how much, and how close to what is possible."""
+"""`tomadiff bench`: which method is faster, by how much, and how close to the possible speed-up."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .plot import check_plot
 from .step import STEPS
 
 PAPER: dict[str, Any] = {"size": [(1024, 1024)], "ratio": [0.25, 0.5, 0.75], "repeats": 100}
-MAX_ROUNDS = STEPS - 10  # a step for each, and some to warm up
+MAX_ROUNDS = STEPS - 10  # one step for each round, and some for warming up
 USUAL: dict[str, Any] = {"ratio": [0.5], "repeats": 3}
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time methods against each other, in turns, on one call of a model or on whole generations."""
-    settle(args)
+    """`tomadiff bench`."""
+    resolve_arguments(args)
     if args.threads:
         torch.set_num_threads(args.threads)
     return session.run_expect(args) if args.expect else session.run(args)
 
 
-def settle(args: argparse.Namespace) -> None:
-    """Fill in what a protocol or nobody says, and refuse what makes no sense."""
+def resolve_arguments(args: argparse.Namespace) -> None:
+    """Fill in defaults and those of a protocol, and refuse arguments that make no sense."""
     defaults = PAPER if args.protocol else USUAL
     for name, value in defaults.items():
         if getattr(args, name) is None:
@@ -38,7 +38,7 @@ def settle(args: argparse.Namespace) -> None:
     if args.dtype is None:
         args.dtype = "fp16" if args.expect else "fp32"
     if args.expect:
-        settle_expect(args)
+        check_expect_arguments(args)
     if args.protocol and args.steps is None:
         args.steps = ARCHITECTURES[args.model].steps if args.model in ARCHITECTURES else 50
     check_threads(args.threads)
@@ -51,7 +51,7 @@ def settle(args: argparse.Namespace) -> None:
     if args.plot:
         check_plot(args.plot, args.methods)
     for ratio in args.ratio:
-        Config(ratio=ratio, regions="global")  # what no method could do is not left out in silence
+        Config(ratio=ratio, regions="global")  # raises for a ratio that no method can do
     check_device(args.device)
     check_offload(args.offload, args.device)
     if args.offload and args.compile:
@@ -59,15 +59,15 @@ def settle(args: argparse.Namespace) -> None:
     for path in filter(None, (args.json, args.csv, args.plot)):
         check_writable(path)
     if args.json and args.json.exists() and not args.resume:
-        raise ValueError(f"{args.json} is there already: add --resume to go on, or take another --json")
+        raise ValueError(f"{args.json} exists: add --resume to continue it, or choose another --json")
     if args.resume and not args.json:
-        raise ValueError("--resume goes on from a file: name it with --json")
+        raise ValueError("--resume continues a file: name it with --json")
     if args.depth != 1 and args.model not in ARCHITECTURES:
-        raise ValueError(f"--depth builds a model with fewer blocks, and {args.model!r} is there already")
+        raise ValueError(f"--depth builds a model with fewer blocks, and {args.model!r} is built already")
 
 
-def settle_expect(args: argparse.Namespace) -> None:
-    """Without timing, most arguments mean nothing: say so."""
+def check_expect_arguments(args: argparse.Namespace) -> None:
+    """Refuse arguments that have no meaning without timing."""
     if args.model not in ARCHITECTURES:
         raise ValueError(f"--expect knows {', '.join(ARCHITECTURES)}, not {args.model!r}")
     files, others = ("json", "csv", "plot", "resume"), ("no_count", "threads", "steps", "protocol")

@@ -1,4 +1,4 @@
-"""The ways to run a model that a benchmark compares."""
+"""What a benchmark compares: methods at ratios."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tomadiff.tools.rivals import RIVALS
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to run a model, at one ratio, for the length of `with contender.use():`."""
+    """One method at one ratio, which the model runs with for the length of `with contender.use():`."""
 
     method: str
     ratio: float  # 0 for dense
@@ -52,7 +52,7 @@ class Contender:
             return self.config.to_dict()
         if len(parts_of(self.method)) == 1 and (name := parse(self.method)[0]) in RIVALS:
             return RIVALS[name].resolved(rival_settings(self.method, self.ratio))
-        return {"way": self.method, "ratio": self.ratio}
+        return {"method": self.method, "ratio": self.ratio}
 
     @property
     def keeps_plans_for(self) -> float:

@@ -113,7 +113,7 @@ def _planned(counts: Counts) -> float:
 
 
 class Counter(TorchDispatchMode):
-    """Notes every launch on the meta device. `phase` tells what is under way; None is the model itself."""
+    """Notes every launch on the meta device. `phase` names the part; None for the model itself."""
 
     def __init__(self, phase: Callable[[], str | None] = lambda: None) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from .measure import Run
 
 Row = dict[str, Any]
 WORTH = 0.05  # a saving that is worth a changed picture
-LEAST = 0.02  # a saving that can be told from noise
+MIN_SAVING = 0.02  # smaller savings can't be told from noise
 
 
 def rows(runs: Sequence[Run], counts: Sequence[Row], keep_steps: dict[str, float]) -> list[Row]:
@@ -60,12 +60,12 @@ def _row(group: list[Run], key: tuple, runs: Sequence[Run], keep_steps: dict[str
     if dense and ideal:
         possible = {number: 1 - ideal[number] / dense[number] for number in times}
         row["of_ideal"] = None  # a share of next to nothing
-        if statistics.median(possible.values()) >= LEAST:
+        if statistics.median(possible.values()) >= MIN_SAVING:
             # where something else disturbed the ideal, a share of it would have any size and sign
             row["of_ideal"] = statistics.median(
                 (1 - seconds / dense[number]) / possible[number]
                 for number, seconds in times.items()
-                if possible[number] >= LEAST
+                if possible[number] >= MIN_SAVING
             )
     return row
 

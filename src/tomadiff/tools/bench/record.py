@@ -45,7 +45,7 @@ class Record:
         write_whole(path, lambda partial: partial.write_text(json.dumps(content, indent=1)))
 
     def resume(self, path: Path) -> None:
-        """Take over the runs of a file, if they were made in the same way."""
+        """Take over the runs of a file, if they were made with the same settings."""
         try:
             earlier = parse_json(path.read_text())
             runs = _whole_rounds([_run(row) for row in earlier["runs"]])

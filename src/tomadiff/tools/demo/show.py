@@ -23,7 +23,7 @@ from tomadiff.tools.merge_map import Recorder
 from .embedded import load_embedded
 from .pipelines import EmojiPipeline
 
-WAYS: dict[str, tomadiff.Config] = {
+CONFIGS: dict[str, tomadiff.Config] = {
     "dense": tomadiff.Config(ratio=0),
     "apply(pipe)": tomadiff.Config(),
     "ratio 0.5": tomadiff.Config(ratio=0.5),
@@ -31,11 +31,11 @@ WAYS: dict[str, tomadiff.Config] = {
 
 
 def run(args: argparse.Namespace) -> None:
-    """Draw a few prompts with the embedded models: dense, by default, and merged, from the same noise."""
-    ways = dict(WAYS)
+    """`tomadiff demo`."""
+    configs = dict(CONFIGS)
     files = {path: load_settings(path) for path in args.settings}
-    stems = [*ways, *(path.stem for path in files)]  # a title each, also where files share a name
-    ways |= {
+    stems = [*configs, *(path.stem for path in files)]  # a title each, also where files share a name
+    configs |= {
         path.stem if stems.count(path.stem) == 1 else str(path): file.config for path, file in files.items()
     }
     if args.steps < 1:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         pipe.text_encoder.tokenize(args.prompts)  # complains about what it can't read
         for path, file in files.items():
             warn_of_another(path, file, denoiser(pipe)[0])
-        show(pipe, name, args.out, args.prompts, args.steps, ways)
+        show(pipe, name, args.out, args.prompts, args.steps, configs)
 
 
 def show(
@@ -57,7 +57,7 @@ def show(
     folder: Path,
     prompts: list[str],
     steps: int,
-    ways: dict[str, tomadiff.Config],
+    configs: dict[str, tomadiff.Config],
 ) -> None:
     pipe.set_progress_bar_config(disable=True)
     requests = [Request(prompt, seed=1, steps=steps) for prompt in prompts]
@@ -68,7 +68,7 @@ def show(
     for number, request in enumerate(requests, 1):
         print(f"\r{name}: {number}/{len(requests)} {request.prompt:20}", end="", flush=True)
         row = []
-        for title, config in ways.items():
+        for title, config in configs.items():
             with tomadiff.merged(pipe, config):
                 row.append(draw(pipe, request))
                 report = tomadiff.report(pipe)
@@ -84,8 +84,8 @@ def show(
     captions = [[""] + [f"{value:.1f} dB" for value in row] for row in scores]
     big = [[picture.resize((128, 128), Image.Resampling.NEAREST) for picture in row] for row in pictures]
     settings = {"model": name, "prompts": prompts, "seed": 1, "steps": steps}
-    settings["ways"] = {title: config.asked() for title, config in ways.items()}
-    save(contact_sheet(big, list(ways), prompts, captions), folder / f"{name}.png", settings)
+    settings["configs"] = {title: config.asked() for title, config in configs.items()}
+    save(contact_sheet(big, list(configs), prompts, captions), folder / f"{name}.png", settings)
     print(f"  pictures: {folder / name}.png")
     with tomadiff.merged(pipe, ratio=0.5):
         recorder = Recorder(pipe)
@@ -100,7 +100,7 @@ def show(
 def table(
     pictures: list[list[Image.Image]], seconds: list[list[float]], did: dict[str, str]
 ) -> list[list[float]]:
-    """Print steps, time and fidelity for each way; returns PSNR to dense, prompts by ways."""
+    """Print steps, time and fidelity of each configuration; returns PSNR to dense by prompt, then title."""
     width, wide = max(map(len, did)), max(map(len, did.values()))
     print(f"  {'':{width}}  {'steps run':>{wide}}  s / image  speed-up  PSNR to dense   SSIM")
     scores = []

@@ -1,4 +1,4 @@
-"""`tomadiff eval`: what a setting does to pictures, and to the time they take."""
+"""`tomadiff eval`: what methods do to pictures, and to the time they take."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tomadiff.tools.method_spec import DENSE, OURS, check_fit, pairs, warn_of_fi
 from . import scores, summary
 from .engines import local
 from .engines import ray as ray_engine
-from .job import REFERENCE, Drawing, Job, Way, Work
+from .job import REFERENCE, Contender, Drawing, Job, Work
 from .pictures import open_picture
 from .prompts import check_prompts, load_prompts
 from .resolved import resolved
@@ -34,27 +34,27 @@ USUAL: dict[str, Any] = {"seeds": 1, "ratio": [0.5], "metrics": list(summary.MET
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw prompts dense and in other ways, from the same noise, and measure how far they are apart."""
+    """`tomadiff eval`."""
     if args.fetch:
         for name in WEIGHTS:
             print(fetch(name))
         return 0
-    settle(args)
+    resolve_arguments(args)
     check_free(args.output, args.resume)
     prompts, seeds = load_prompts(args.prompts, args.limit), range(args.seeds)
     job = make_job(args, prompts)
-    judges = make_judges(args)
+    metrics = make_metrics(args)
     with locked(args.output):
-        return draw_and_judge(args, prompts, seeds, Store(args.output, job, args.resume), judges)
+        return draw_and_score(args, prompts, seeds, Store(args.output, job, args.resume), metrics)
 
 
-def draw_and_judge(
-    args: argparse.Namespace, prompts: Sequence[str], seeds: range, store: Store, judges: scores.Judges
+def draw_and_score(
+    args: argparse.Namespace, prompts: Sequence[str], seeds: range, store: Store, metrics: scores.Metrics
 ) -> int:
-    """Draw what is missing, and show what there is in the end, also of what was interrupted."""
-    if judges.unavailable:
-        missing = ", ".join(summary.METRICS[metric][0] for metric in judges.unavailable)
-        print(f"not available: {missing}; how to get them stands below the table", file=sys.stderr)
+    """Draw what is missing; then score and print what there is, also after an interruption."""
+    if metrics.unavailable:
+        missing = ", ".join(summary.METRICS[metric][0] for metric in metrics.unavailable)
+        print(f"not available: {missing}; see below the table", file=sys.stderr)
     if store.damaged:
         print(f"{len(store.damaged)} pictures are damaged: drawn again where asked for", file=sys.stderr)
     works = store.missing(prompts, seeds)
@@ -68,13 +68,13 @@ def draw_and_judge(
             raise
         ended, status = f"tomadiff: {error}", 2
     if ended:
-        print(f"\n{ended}: what follows is of what was finished; --resume goes on", file=sys.stderr)
-    judge(store, store.asked(prompts, seeds), judges)
+        print(f"\n{ended}: what follows covers what was finished; continue with --resume", file=sys.stderr)
+    score_and_report(store, store.asked(prompts, seeds), metrics)
     return status
 
 
-def settle(args: argparse.Namespace) -> None:
-    """Fill in what a protocol or nobody says, and refuse what makes no sense."""
+def resolve_arguments(args: argparse.Namespace) -> None:
+    """Fill in defaults and those of a protocol, and refuse arguments that make no sense."""
     for name, value in (USUAL | PROTOCOLS.get(args.protocol, {})).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
@@ -105,61 +105,64 @@ def check_counts(args: argparse.Namespace) -> None:
 
 
 def check_gpus(device: str, gpus_per_worker: float) -> None:
-    """Whether there is a GPU is seen on the workers: this machine may have none."""
+    """Check the arguments only: the workers may have GPUs where this machine has none."""
     if gpus_per_worker < 0:
         raise ValueError(f"--gpus-per-worker {gpus_per_worker:g} must not be negative")
     if device.startswith("cuda:"):
         raise ValueError(f"--device {device}: Ray chooses the GPU of each worker; take --device cuda")
     if device == "cuda" and not gpus_per_worker:
-        raise ValueError("--device cuda on Ray needs --gpus-per-worker: Ray hides GPUs that nobody asked for")
+        raise ValueError(
+            "--device cuda on Ray needs --gpus-per-worker: Ray hides GPUs that were not requested"
+        )
     if gpus_per_worker and device != "cuda":
         raise ValueError(f"--gpus-per-worker {gpus_per_worker:g} needs --device cuda, not {device}")
 
 
 def make_job(args: argparse.Namespace, prompts: Sequence[str]) -> Job:
-    """Loads the model once to see what it allows, before hours of work."""
+    """Load the model once to see what it allows, before hours of work."""
     pipe = load(args.model, "cpu", args.dtype, trust_remote_code=args.trust_remote_code)
     if args.scheduler:
         pipe.scheduler = samplers.scheduler_by_name(args.scheduler, pipe.scheduler)
     check_prompts(pipe, prompts)
     model = denoiser(pipe)[0]
-    family, methods = find_family(model), [way for way in args.methods or [OURS] if way != DENSE]
-    ways, left_out = pairs(methods, args.ratio, family)
-    check_fit(pipe, ways)
+    family, methods = find_family(model), [method for method in args.methods or [OURS] if method != DENSE]
+    contenders, left_out = pairs(methods, args.ratio, family)
+    check_fit(pipe, contenders)
     warn_of_files(methods, model)
     for line in left_out:
         print(line, file=sys.stderr)
-    return job_of(args, [REFERENCE, *ways], family)
+    return job_of(args, [REFERENCE, *contenders], family)
 
 
-def job_of(args: argparse.Namespace, ways: Sequence[Way], family: Family | None) -> Job:
-    """Dense pictures are of any family."""
+def job_of(args: argparse.Namespace, contenders: Sequence[Contender], family: Family | None) -> Job:
+    """The job for these contenders."""
     return Job(
         model=args.model,
-        ways=tuple(ways),
-        settings={way: resolved(*way, family) for way in ways},
+        contenders=tuple(contenders),
+        settings={contender: resolved(*contender, family) for contender in contenders},
         steps=args.steps,
         size=tuple(args.size) if args.size else None,
         guidance=args.guidance,
         scheduler=args.scheduler,
         dtype=args.dtype,
         device=args.device,
-        threads=args.threads or torch.get_num_threads(),  # rounding depends on it
+        threads=args.threads
+        or torch.get_num_threads(),  # results are rounded differently with another number
         trust_remote_code=args.trust_remote_code,
         offload=args.offload,
     )
 
 
-def make_judges(args: argparse.Namespace) -> scores.Judges:
-    """What the pictures will be measured with."""
+def make_metrics(args: argparse.Namespace) -> scores.Metrics:
+    """The metrics that were asked for, as far as they are available."""
     device = args.device
     try:
         check_device(device)
-    except ValueError:  # workers may have it
+    except ValueError:  # the workers may have one
         device = "cpu"
         print(f"pictures are measured on the CPU: there is no {args.device} here", file=sys.stderr)
-    return scores.judges_of(
-        scores.Wanted(args.metrics, args.clip_model, args.dino_model, args.fid_against, device)
+    return scores.load_metrics(
+        scores.MetricOptions(args.metrics, args.clip_model, args.dino_model, args.fid_against, device)
     )
 
 
@@ -171,8 +174,8 @@ def engine(args: argparse.Namespace, job: Job, works: Sequence[Work]) -> Iterato
 
 
 def draw_all(store: Store, works: Sequence[Work], drawings: Iterator[Drawing]) -> None:
-    """Keep pictures as they come, and tell how long it takes."""
-    total, begin = sum(len(work.ways) for work in works), time.perf_counter()
+    """Store pictures as they come, and print the progress."""
+    total, begin = sum(len(work.contenders) for work in works), time.perf_counter()
     if not total:
         print("everything is drawn already", file=sys.stderr)
         return
@@ -184,20 +187,20 @@ def draw_all(store: Store, works: Sequence[Work], drawings: Iterator[Drawing]) -
         print(f"[{done}/{total}, {unit} left] {what}, {drawing.seconds:.2f} s", file=sys.stderr)
 
 
-def judge(store: Store, asked: Sequence[Row], judges: scores.Judges) -> None:
-    """Score what is there of what was asked for, and write and print the summary."""
+def score_and_report(store: Store, asked: Sequence[Row], metrics: scores.Metrics) -> None:
+    """Score the pictures that were asked for, then write and print the summary."""
     if not asked:
         return
-    rows, sets = scores.score(store, asked, judges)
-    ways = store.job.ways
-    lines = summary.summarise(rows, ways, sets)
-    text = summary.table(lines, judges.unavailable)
-    content = {"job": store.job.to_dict(), "lines": lines, "not available": judges.unavailable}
+    rows, sets = scores.score(store, asked, metrics)
+    contenders = store.job.contenders
+    lines = summary.summarise(rows, contenders, sets)
+    text = summary.table(lines, metrics.unavailable)
+    content = {"job": store.job.to_dict(), "lines": lines, "not available": metrics.unavailable}
     write_whole(store.folder / "summary.json", lambda path: path.write_text(json.dumps(content, indent=1)))
     write_whole(store.folder / "summary.md", lambda path: path.write_text(text + "\n"))
     write_whole(store.folder / "summary.csv", lambda path: summary.write_csv(lines, path))
     print(text)
-    if len(ways) > 1 and any(line.get("psnr") is not None for line in lines):
+    if len(contenders) > 1 and any(line.get("psnr") is not None for line in lines):
         try:
             summary.pareto_plot(
                 lines,
@@ -207,7 +210,7 @@ def judge(store: Store, asked: Sequence[Row], judges: scores.Judges) -> None:
             )
         except ImportError as error:
             print(error, file=sys.stderr)
-        sheet = summary.cases(rows, ways, lambda row: open_picture(store.path(row)))
+        sheet = summary.cases(rows, contenders, lambda row: open_picture(store.path(row)))
         if sheet is not None:
             write_whole(store.folder / "cases.png", lambda path: sheet.save(path, "PNG"))
     print(f"pictures, rows and plots are in {store.folder}")

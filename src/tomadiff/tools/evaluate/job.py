@@ -1,4 +1,4 @@
-"""An evaluation as work to do: for each prompt and seed, the same noise in every way."""
+"""What an evaluation draws: each prompt and seed with every contender, from the same noise."""
 
 from __future__ import annotations
 
@@ -18,45 +18,49 @@ from tomadiff.tools.loading import load
 from tomadiff.tools.method_spec import DENSE, calibrate, label, lists_steps, steps_of, switched_on
 from tomadiff.tools.samplers import scheduler_by_name
 
-Way = tuple[str, float]  # a name (see `named`) and a ratio
-REFERENCE: Way = (DENSE, 0.0)
+Contender = tuple[str, float]  # a method (see method_spec) and a ratio
+REFERENCE: Contender = (DENSE, 0.0)
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that the pictures depend on, but the prompts."""
+    """Everything that the pictures depend on, except prompts and seeds."""
 
     model: str
-    ways: tuple[Way, ...]  # the dense one first
+    contenders: tuple[Contender, ...]  # dense first
     steps: int | None = None
     size: tuple[int, int] | None = None
     guidance: float | None = None
-    scheduler: str | None = None  # by name (see `samplers`); None is the pipeline's own
+    scheduler: str | None = None  # a name in `samplers`; None for the pipeline's own
     dtype: str = "fp32"
     device: str = "cpu"
     threads: int | None = None
-    settings: dict[Way, dict[str, Any]] = field(default_factory=dict)  # see `resolved`
+    settings: dict[Contender, dict[str, Any]] = field(default_factory=dict)  # see `resolved`
     versions: dict[str, str] = field(default_factory=versions)
-    # which pictures don't depend on
+    # what pictures don't depend on
     trust_remote_code: bool = False
     offload: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As for JSON: each way with its settings."""
-        apart = ("ways", "settings", "trust_remote_code", "offload")
+        """As JSON: each contender with its settings."""
+        apart = ("contenders", "settings", "trust_remote_code", "offload")
         found = {name: value for name, value in asdict(self).items() if name not in apart}
         found["size"] = list(self.size) if self.size else None
-        return found | {"ways": {label(*way): self.settings.get(way, {}) for way in self.ways}}
+        return found | {
+            "contenders": {
+                label(*contender): self.settings.get(contender, {}) for contender in self.contenders
+            }
+        }
 
 
 @dataclass(frozen=True)
 class Work:
-    """One prompt and seed, and the ways in which it is still to be drawn."""
+    """One prompt and seed, and the contenders that have not drawn it yet."""
 
     prompt: str
     seed: int
-    ways: tuple[Way, ...]
-    counted: tuple[Way, ...] = ()  # those of them whose work is counted, too
+    contenders: tuple[Contender, ...]
+    counted: tuple[Contender, ...] = ()  # those of them whose FLOPs are counted, too
 
 
 @dataclass(frozen=True)
@@ -65,55 +69,57 @@ class Drawing:
 
     prompt: str
     seed: int
-    way: str
+    method: str
     ratio: float
     seconds: float
-    painter: str  # times compare only if one painter took both
+    process: str  # that drew it: times compare only within one
     png: bytes
     flops: int | None = None  # of the denoiser, where they were counted
 
     @property
     def label(self) -> str:
-        return label(self.way, self.ratio)
+        return label(self.method, self.ratio)
 
 
-class Painter:
-    """A pipeline that does work, in one process and one session."""
+class ImageGenerator:
+    """A pipeline that draws for a job, in one process."""
 
     def __init__(self, job: Job) -> None:
         if job.threads:
             torch.set_num_threads(job.threads)
         self.job = job
-        self.name = uuid.uuid4().hex[:12]
+        self.process = uuid.uuid4().hex[:12]
         trusted, offload = job.trust_remote_code, job.offload
         self.pipe = load(job.model, job.device, job.dtype, trust_remote_code=trusted, offload=offload)
         self.pipe.set_progress_bar_config(disable=True)
         if job.scheduler:
             self.pipe.scheduler = scheduler_by_name(job.scheduler, self.pipe.scheduler)
-        self.warm: set[Way] = set()
+        self.warm: set[Contender] = set()
 
-    def draw(self, work: Work, way: Way) -> Drawing:
+    def draw(self, work: Work, contender: Contender) -> Drawing:
         job = self.job
         dense = Request(work.prompt, work.seed, job.steps, job.size, job.guidance)
-        request = replace(dense, steps=steps_of(way[0]) or job.steps)
-        if way not in self.warm:  # whoever goes first pays for warming up
-            calibrate(self.pipe, way[0], lambda: draw(self.pipe, dense))
+        request = replace(dense, steps=steps_of(contender[0]) or job.steps)
+        if contender not in self.warm:  # warm up, so that the first picture's time is not longer
+            calibrate(self.pipe, contender[0], lambda: draw(self.pipe, dense))
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the picture itself will tell
-                short = request if lists_steps(way[0]) else replace(request, steps=2)  # one may be dense
-                self._once(way, short)
-            self.warm.add(way)
-        picture, seconds = self._once(way, request)  # anew: nothing of the warm-up may be left
+                warnings.simplefilter("ignore")  # they come again with the picture itself
+                short = (
+                    request if lists_steps(contender[0]) else replace(request, steps=2)
+                )  # one may be dense
+                self._once(contender, short)
+            self.warm.add(contender)
+        picture, seconds = self._once(contender, request)  # put on anew: nothing of the warm-up is left
         flops = None
-        if way in work.counted:
+        if contender in work.counted:
             with counted(self.pipe) as counts:
-                self._once(way, request)
+                self._once(contender, request)
             flops = counts.flops
-        return Drawing(work.prompt, work.seed, *way, seconds, self.name, encode(picture), flops)
+        return Drawing(work.prompt, work.seed, *contender, seconds, self.process, encode(picture), flops)
 
-    def _once(self, way: Way, request: Request) -> tuple[Image.Image, float]:
-        torch.manual_seed(request.seed)  # for ways that draw random numbers of their own, as tomesd does
-        with switched_on(self.pipe, *way):
+    def _once(self, contender: Contender, request: Request) -> tuple[Image.Image, float]:
+        torch.manual_seed(request.seed)  # for methods that draw random numbers, as tomesd does
+        with switched_on(self.pipe, *contender):
             return draw(self.pipe, request)
 
 

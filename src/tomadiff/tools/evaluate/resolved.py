@@ -1,4 +1,4 @@
-"""All that a way comes to, so that pictures drawn with other defaults or versions are never mixed."""
+"""The full settings of a method, so that pictures drawn with other defaults are never mixed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tomadiff.tools.method_spec import DENSE, configuration, parse, parts_of, ri
 from tomadiff.tools.rivals import RIVALS
 
 
-def resolved(way: str, ratio: float, family: Family | None) -> dict[str, dict[str, Any]]:
-    """The settings of each part of a way, as JSON will have them, also those that nobody gave."""
-    found = {part: _part(part, ratio, family) for part in parts_of(way)}
+def resolved(method: str, ratio: float, family: Family | None) -> dict[str, dict[str, Any]]:
+    """The settings of each part of a method as JSON, defaults included."""
+    found = {part: _part(part, ratio, family) for part in parts_of(method)}
     return json.loads(json.dumps(found, default=str))
 
 

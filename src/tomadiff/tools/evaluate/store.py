@@ -21,16 +21,16 @@ from tomadiff.tools.method_spec import decides
 
 from .job import Drawing, Job, Work
 
-Key = tuple[str, int, str, float]  # prompt, seed, way, ratio
+Key = tuple[str, int, str, float]  # prompt, seed, contender, ratio
 Row = dict[str, Any]
-COUNTED = 3  # pictures whose work is counted, where it differs from picture to picture
+COUNTED = 3  # pictures whose FLOPs are counted, where they differ from picture to picture
 FIELDS: dict[str, type] = {
     "prompt": str,
     "seed": int,
-    "way": str,
+    "method": str,
     "ratio": float,
     "seconds": float,
-    "painter": str,
+    "process": str,
     "file": str,
     "sha256": str,
 }
@@ -47,17 +47,17 @@ class Store:
 
     def add(self, drawing: Drawing) -> None:
         """Keep a picture."""
-        key = (drawing.prompt, drawing.seed, drawing.way, drawing.ratio)
+        key = (drawing.prompt, drawing.seed, drawing.method, drawing.ratio)
         file = Path("images") / slug(drawing.label) / f"{slug(drawing.prompt)}-{drawing.seed}.png"
         (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / file, lambda path: path.write_bytes(drawing.png))
         row = {
             "prompt": drawing.prompt,
             "seed": drawing.seed,
-            "way": drawing.way,
+            "method": drawing.method,
             "ratio": drawing.ratio,
             "seconds": drawing.seconds,
-            "painter": drawing.painter,
+            "process": drawing.process,
             "file": str(file),
             "sha256": hashlib.sha256(drawing.png).hexdigest(),
         }
@@ -67,21 +67,25 @@ class Store:
         self.rows[key] = row
 
     def missing(self, prompts: Sequence[str], seeds: Iterable[int]) -> list[Work]:
-        """What is still to be drawn; there and back through the ways, so that nobody always goes first.
+        """What is still to be drawn; every other case in reverse, so that no contender is always first.
 
-        The work is counted in the first pictures: in one, or in some where it differs between pictures.
+        FLOPs are counted for the first picture, or for a few where they differ between pictures.
         """
         works: list[Work] = []
         for number, (prompt, seed) in enumerate(_cases(prompts, seeds)):
-            ways = tuple(way for way in self.job.ways if (prompt, seed, *way) not in self.rows)
-            counted = tuple(way for way in ways if number < (COUNTED if decides(way[0]) else 1))
-            if ways:
-                works.append(Work(prompt, seed, ways[::-1] if len(works) % 2 else ways, counted))
+            contenders = tuple(
+                contender for contender in self.job.contenders if (prompt, seed, *contender) not in self.rows
+            )
+            counted = tuple(
+                contender for contender in contenders if number < (COUNTED if decides(contender[0]) else 1)
+            )
+            if contenders:
+                works.append(Work(prompt, seed, contenders[::-1] if len(works) % 2 else contenders, counted))
         return works
 
     def asked(self, prompts: Sequence[str], seeds: Iterable[int]) -> list[Row]:
-        """Rows of these prompts and seeds in the job's ways; there may be others, of earlier sessions."""
-        keys = ((*case, *way) for case in _cases(prompts, seeds) for way in self.job.ways)
+        """Rows of these prompts, seeds and contenders; earlier sessions may have left others."""
+        keys = ((*case, *contender) for case in _cases(prompts, seeds) for contender in self.job.contenders)
         return [self.rows[key] for key in keys if key in self.rows]
 
     def path(self, row: Row) -> Path:
@@ -95,10 +99,10 @@ class Store:
             write_whole(file, lambda path: path.write_text(text))
 
     def _take_over(self, found: Iterable[Row]) -> None:
-        """Believe the rows whose pictures are as they were written; the others will be drawn again."""
+        """Keep the rows whose pictures have their checksums; the others will be drawn again."""
         for row in found:
             if row["seconds"] > 0 and self._checksum(row["file"]) == row["sha256"]:
-                self.rows[row["prompt"], row["seed"], row["way"], row["ratio"]] = row
+                self.rows[row["prompt"], row["seed"], row["method"], row["ratio"]] = row
             else:
                 self.damaged.append(row["file"])
         # one row for each picture that is there, and no half line at the end
@@ -106,7 +110,7 @@ class Store:
         write_whole(self.folder / "rows.jsonl", lambda path: path.write_text(lines))
 
     def _checksum(self, file: str) -> str | None:
-        """Of a file in the folder; None for what can't be read, or is elsewhere."""
+        """The checksum of a file in the folder; None if it can't be read, or is outside."""
         try:
             path = (self.folder / file).resolve()
             if path.is_relative_to(self.folder.resolve()):
@@ -121,7 +125,9 @@ def check_free(folder: Path, resume: bool) -> list[Row]:
     check_folder(folder)
     found = read_rows(folder / "rows.jsonl", FIELDS)
     if found and not resume:
-        raise ValueError(f"{folder} has an evaluation in it: add --resume to go on, or take another folder")
+        raise ValueError(
+            f"{folder} has an evaluation in it: add --resume to continue it, or choose another folder"
+        )
     return found
 
 
@@ -130,12 +136,12 @@ def _cases(prompts: Sequence[str], seeds: Iterable[int]) -> Iterator[tuple[str, 
 
 
 def case_of(row: Row) -> tuple[str, int]:
-    """What pictures in different ways share."""
+    """The prompt and seed that pictures of different contenders share."""
     return row["prompt"], row["seed"]
 
 
 def append(path: Path, row: Row) -> None:
-    """Add a line, and come back when it is on the disk."""
+    """Append a line, and wait until it is on the disk."""
     with path.open("ab") as file:
         file.write((json.dumps(row) + "\n").encode())
         file.flush()
@@ -162,28 +168,32 @@ def slug(name: str) -> str:
 
 
 def folder_for(work: str, model: str) -> Path:
-    """Where work on a model is kept if nobody says: models don't share a folder."""
+    """The default folder for work on a model; each model has its own."""
     name = Path(model).resolve().name if Path(model).is_dir() else model
     return Path(work) / re.sub(r"[^\w.=]+", "-", name).strip("-.")
 
 
 def _joined(folder: Path, wanted: Row) -> Row:
-    """What job.json must say from now on: the ways of before and the new ones, of which none may differ."""
+    """The content of job.json after resuming: earlier contenders and new ones; settings may not change."""
     try:
         earlier = dict(parse_json((folder / "job.json").read_text()))
-        ways = dict(earlier.pop("ways", {}))
+        contenders = dict(earlier.pop("contenders", {}))
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{folder} has pictures, but no readable job.json: take another folder") from error
-    differs = _differences(earlier, {key: value for key, value in wanted.items() if key != "ways"})
+    differs = _differences(earlier, {key: value for key, value in wanted.items() if key != "contenders"})
     if not differs:
-        both = {way: settings for way, settings in wanted["ways"].items() if way in ways}
-        differs = _differences({way: ways[way] for way in both}, both)
+        both = {
+            contender: settings
+            for contender, settings in wanted["contenders"].items()
+            if contender in contenders
+        }
+        differs = _differences({contender: contenders[contender] for contender in both}, both)
     if differs:
         raise ValueError(
             f"can't resume {folder}, which was drawn differently: {'; '.join(differs)}; take another folder, "
             "or the settings and versions of before"
         )
-    return wanted | {"ways": ways | wanted["ways"]}
+    return wanted | {"contenders": contenders | wanted["contenders"]}
 
 
 def _differences(earlier: Any, now: Any, name: str = "") -> list[str]:

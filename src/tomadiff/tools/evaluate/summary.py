@@ -15,14 +15,14 @@ from tomadiff.tools.drawing import contact_sheet, markdown
 from tomadiff.tools.method_spec import OURS, label, parse, parts_of
 
 from .curves import curves
-from .job import REFERENCE, Way
-from .scores import PSNR_MOST
+from .job import REFERENCE, Contender
+from .scores import MAX_PSNR
 from .store import Row, case_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FULL_RANK = 2048  # pictures: the channels that FID looks at
+FULL_RANK = 2048  # pictures that a full-rank covariance needs: as many as Inception has features
 # name: (title, digits, higher is better)
 METRICS: dict[str, tuple[str, int, bool]] = {
     "psnr": ("PSNR, dB", 1, True),
@@ -34,30 +34,32 @@ METRICS: dict[str, tuple[str, int, bool]] = {
 }
 
 
-def summarise(rows: Sequence[Row], ways: Sequence[Way], sets: dict[str, dict[str, float]]) -> list[Row]:
-    """One row for each way; `sets` has the scores that are of a whole set of pictures, by label."""
-    dense = {case_of(row): row for row in rows if (row["way"], row["ratio"]) == REFERENCE}
+def summarise(
+    rows: Sequence[Row], contenders: Sequence[Contender], sets: dict[str, dict[str, float]]
+) -> list[Row]:
+    """One row for each contender. `sets` has scores of whole sets of pictures, such as FID, by label."""
+    dense = {case_of(row): row for row in rows if (row["method"], row["ratio"]) == REFERENCE}
     found = []
-    for way, ratio in ways:
-        mine = [row for row in rows if (row["way"], row["ratio"]) == (way, ratio)]
+    for method, ratio in contenders:
+        mine = [row for row in rows if (row["method"], row["ratio"]) == (method, ratio)]
         if not mine:
             continue
-        line: Row = {"way": way, "ratio": ratio, "pictures": len(mine)}
+        line: Row = {"method": method, "ratio": ratio, "pictures": len(mine)}
         line["seconds"] = statistics.median(row["seconds"] for row in mine)
         pairs = [(dense[case_of(row)], row) for row in mine if case_of(row) in dense]
         line["identical"] = sum(d["sha256"] == row["sha256"] for d, row in pairs)
-        # another process, or the same machine on another day, has another pace
-        speedups = [d["seconds"] / row["seconds"] for d, row in pairs if d["painter"] == row["painter"]]
+        # times compare only within one process: other machines, and other days, have other speeds
+        speedups = [d["seconds"] / row["seconds"] for d, row in pairs if d["process"] == row["process"]]
         line["pairs"] = len(speedups)
         line["speedup"] = statistics.median(speedups) if speedups else None
         line["work"] = _work(mine, dense.values())
         for metric in METRICS:
             values = [row[metric] for row in mine if row.get(metric) is not None]
             # the dense picture can't be compared with itself, only with its prompt
-            if values and ((way, ratio) != REFERENCE or metric == "clip"):
+            if values and ((method, ratio) != REFERENCE or metric == "clip"):
                 line[metric] = statistics.fmean(values)
                 line[f"{metric}_worst"] = worst_tenth(values, METRICS[metric][2])
-        line |= sets.get(label(way, ratio), {})
+        line |= sets.get(label(method, ratio), {})
         found.append(line)
     return found
 
@@ -76,10 +78,10 @@ def worst_tenth(values: Sequence[float], higher_is_better: bool) -> float:
 
 
 def table(lines: Sequence[Row], unavailable: dict[str, str]) -> str:
-    """As Markdown, with what must be known to read it; what could not be had says so, and below it, why."""
+    """The summary as Markdown, with notes below it, also on metrics that were not available, and why."""
     shown = [metric for metric in METRICS if metric in unavailable or any(metric in line for line in lines)]
     columns = {
-        "setting": [line["way"] for line in lines],
+        "setting": [line["method"] for line in lines],
         "ratio": [f"{line['ratio']:g}" if line["ratio"] else "-" for line in lines],
         "pictures": [str(line["pictures"]) for line in lines],
         "s / image": [f"{line['seconds']:.3g}" for line in lines],
@@ -95,7 +97,7 @@ def table(lines: Sequence[Row], unavailable: dict[str, str]) -> str:
 
 
 def write_csv(lines: Sequence[Row], path: Path) -> None:
-    """One row for each way."""
+    """One row for each contender."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, dict.fromkeys(name for line in lines for name in line))
         writer.writeheader()
@@ -114,8 +116,8 @@ def _notes(lines: Sequence[Row], unavailable: dict[str, str]) -> Iterator[str]:
         )
     same = [line for line in lines if "psnr" in line and line["identical"]]
     if same:
-        which = ", ".join(f"{line['identical']} of {label(line['way'], line['ratio'])}" for line in same)
-        yield f"PSNR counts as {PSNR_MOST:g} dB at most, in means too; bit-identical to dense are {which}."
+        which = ", ".join(f"{line['identical']} of {label(line['method'], line['ratio'])}" for line in same)
+        yield f"PSNR counts as {MAX_PSNR:g} dB at most, in means too; bit-identical to dense are {which}."
     few = min((line["pictures"] for line in lines if "fid" in line), default=FULL_RANK)
     if few < FULL_RANK:
         yield (
@@ -141,15 +143,15 @@ def _is_equal(line: Row) -> bool:
     return "identical" in line and line["identical"] == line["pictures"]
 
 
-def _is_ours(way: str) -> bool:
-    return any(parse(part)[0] == OURS for part in parts_of(way))
+def _is_ours(method: str) -> bool:
+    return any(parse(part)[0] == OURS for part in parts_of(method))
 
 
 def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> None:
-    """Quality against the counted work, where it is known, and against speed, with the front nothing beats.
+    """Plot quality against counted work, where it is known, and against speed, with the Pareto front.
 
-    Ways that differ only in a number are one curve. Dense is perfect: a line, since its PSNR is infinite; and
-    what costs more than dense is on no front.
+    Contenders that differ only in a number are points of one curve. Dense is a vertical line, since its PSNR
+    is infinite. The Pareto front has only contenders that are cheaper than dense.
     """
     try:
         import matplotlib
@@ -166,7 +168,7 @@ def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> No
     figure, axes = pyplot.subplots(
         1, panels, figsize=(1 + 5 * panels, 4.6), dpi=110, sharey=True, squeeze=False
     )
-    curve_of = curves([(line["way"], line["ratio"]) for line in points])
+    curve_of = curves([(line["method"], line["ratio"]) for line in points])
     for name, axis in zip(shown, axes[0]):
         _panel(axis, [line for line in points if line.get(name)], name, metric, curve_of)
         axis.set_xlabel(titles[name])
@@ -182,17 +184,17 @@ def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> No
     pyplot.close(figure)
 
 
-def _panel(axis: Axes, points: Sequence[Row], name: str, metric: str, curve_of: dict[Way, str]) -> None:
+def _panel(axis: Axes, points: Sequence[Row], name: str, metric: str, curve_of: dict[Contender, str]) -> None:
     for number, curve in enumerate(dict.fromkeys(curve_of.values())):
-        mine = [line for line in points if curve_of[line["way"], line["ratio"]] == curve]
+        mine = [line for line in points if curve_of[line["method"], line["ratio"]] == curve]
         if not mine:
             continue
         xy = sorted((line[name], line[metric]) for line in mine)
-        ours = any(_is_ours(line["way"]) for line in mine)
+        ours = any(_is_ours(line["method"]) for line in mine)
         style: dict[str, Any] = {"color": f"C{number % 10}", "marker": "os^Dv"[number // 10 % 5]}
         axis.plot(*zip(*xy), **style, linewidth=2.2 if ours else 1.3, label=curve)
     axis.axvline(1, color="grey", linewidth=1, label="dense", zorder=0)
-    # work is better the less there is of it: its inverse is a speed
+    # less work is better, so its inverse takes the place of speed
     speeds = [(1 / line[name] if name == "work" else line[name], line[metric]) for line in points]
     front = pareto([point for point in speeds if point[0] > 1], METRICS[metric][2])
     if len(front) > 1:
@@ -213,41 +215,45 @@ def pareto(points: Sequence[tuple[float, float]], higher_is_better: bool) -> lis
 
 
 def cases(
-    rows: Sequence[Row], ways: Sequence[Way], read: Any, metric: str = "psnr", side: int = 128
+    rows: Sequence[Row], contenders: Sequence[Contender], read: Any, metric: str = "psnr", side: int = 128
 ) -> Image.Image | None:
-    """A contact sheet, a row for each way: the best, the median and the worst case of the first that is our
-    own, or else that is not dense. None if nothing is drawn in every way yet.
+    """A contact sheet with a row for each contender; columns are a best, a median and a worst case.
+
+    They are chosen by the first contender of our own, or else the first that is not dense. None if no prompt
+    has been drawn by all contenders yet.
     """
-    shown = [REFERENCE, *(way for way in ways if way != REFERENCE)]
-    drawn = [{case_of(row) for row in rows if (row["way"], row["ratio"]) == way} for way in shown]
+    shown = [REFERENCE, *(contender for contender in contenders if contender != REFERENCE)]
+    drawn = [
+        {case_of(row) for row in rows if (row["method"], row["ratio"]) == contender} for contender in shown
+    ]
     common = set.intersection(*drawn)
-    ours = [way for way in shown if _is_ours(way[0])]
-    judge = ours[0] if ours else shown[1]
-    judged = sorted(
-        (row for row in rows if (row["way"], row["ratio"]) == judge and case_of(row) in common),
+    ours = [contender for contender in shown if _is_ours(contender[0])]
+    sorted_by = ours[0] if ours else shown[1]
+    ranked = sorted(
+        (row for row in rows if (row["method"], row["ratio"]) == sorted_by and case_of(row) in common),
         key=lambda row: row[metric],
         reverse=METRICS[metric][2],
     )
-    if not judged:
+    if not ranked:
         return None
-    chosen = {"best": judged[0], "median": judged[len(judged) // 2], "worst": judged[-1]}
+    chosen = {"best": ranked[0], "median": ranked[len(ranked) // 2], "worst": ranked[-1]}
     title, digits, _ = METRICS[metric]
     unit = title.partition(", ")[2]
     pictures, captions = [], []
     for case in chosen.values():
-        dense, *others = (_same(rows, case, way) for way in shown)
+        dense, *others = (_same(rows, case, contender) for contender in shown)
         pictures.append([_thumbnail(read(row), side) for row in (dense, *others)])
         captions.append([case["prompt"], *(f"{row[metric]:.{digits}f} {unit}".strip() for row in others)])
-    by_way, said = [list(row) for row in zip(*pictures)], [list(row) for row in zip(*captions)]
-    name = label(*judge)
+    by_contender, said = [list(row) for row in zip(*pictures)], [list(row) for row in zip(*captions)]
+    name = label(*sorted_by)
     whose = name if len(name) <= 30 else f"{name[:30]}..."  # columns should not get wider than pictures need
     titles = [f"{which} for {whose}" for which in chosen]
-    return contact_sheet(by_way, titles, [label(*way) for way in shown], said)
+    return contact_sheet(by_contender, titles, [label(*contender) for contender in shown], said)
 
 
-def _same(rows: Sequence[Row], case: Row, way: Way) -> Row:
-    wanted = (*case_of(case), *way)
-    return next(row for row in rows if (*case_of(row), row["way"], row["ratio"]) == wanted)
+def _same(rows: Sequence[Row], case: Row, contender: Contender) -> Row:
+    wanted = (*case_of(case), *contender)
+    return next(row for row in rows if (*case_of(row), row["method"], row["ratio"]) == wanted)
 
 
 def _thumbnail(picture: Image.Image, side: int) -> Image.Image:

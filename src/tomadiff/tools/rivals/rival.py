@@ -1,4 +1,4 @@
-"""What every other way to be faster has in common: where it can be had, what it is told, how it goes on."""
+"""The interface of other methods: which models they support, their settings, how to apply them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Settings = dict[str, Any]
 
 
 class Rival(ABC):
-    """A way to be faster that is not ours."""
+    """A method of another package, or of the sampler."""
 
     package: ClassVar[str | None] = None  # what to import, where it isn't diffusers
     install: ClassVar[str] = ""  # what pip is told to get it

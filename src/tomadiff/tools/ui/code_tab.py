@@ -10,8 +10,8 @@ from tomadiff import settings_file
 
 from .events import LATEST
 from .form import Form
+from .generation import code
 from .studio import Studio
-from .wish import code
 
 
 class CodeTab:
@@ -30,12 +30,12 @@ class CodeTab:
     def write(self, *form: Any) -> tuple[str, str]:
         studio = self.studio
         try:
-            wish = self.form.wish(*form)
-            config = wish.config(studio.family)
+            generation = self.form.generation(*form)
+            config = generation.config(studio.family)
         except ValueError as error:
             return f"# {error}", ""
-        lines = code(wish, studio.model, studio.device, studio.dtype)
-        return lines, settings_file.dumps(config, studio.notes(wish))
+        lines = code(generation, studio.model, studio.device, studio.dtype)
+        return lines, settings_file.dumps(config, studio.notes(generation))
 
 
 def listing(title: str, name: str, language: str) -> gr.Code:

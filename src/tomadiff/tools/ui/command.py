@@ -23,7 +23,7 @@ from .studio import Studio
 
 
 def run(args: argparse.Namespace) -> None:
-    """Show what merging does in the browser: pictures dense and merged, merge maps, sweeps."""
+    """`tomadiff ui`."""
     auth = check_access(args.host, args.auth, args.no_auth)
     check_threads(args.threads)
     for name in ("max_size", "max_steps", "max_queue"):
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def serve(args: argparse.Namespace, folder: Path, auth: tuple[str, str] | None) -> None:
-    # Gradio reads these when it is imported: nothing goes to its makers, and its files go where ours do
+    # read when Gradio is imported: no analytics, and its files go into our folder
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["GRADIO_TEMP_DIR"] = str(folder / "page")
     try:
@@ -62,7 +62,7 @@ def serve(args: argparse.Namespace, folder: Path, auth: tuple[str, str] | None) 
         host=args.host,
         port=args.port,
         auth=auth,
-        most_waiting=args.max_queue,
+        max_queue=args.max_queue,
         only_here=is_loopback(args.host),
         listeners=listeners,
         open_browser=args.open,
@@ -90,7 +90,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_port(host: str, port: int) -> None:
-    """Complain about a port that can't be had before a model is loaded."""
+    """Raise if a port is not free, before a model is loaded."""
     if not 1 <= port <= 65535:
         raise ValueError(f"--port {port} must be from 1 to 65535")
     try:
@@ -103,7 +103,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def check_access(host: str, auth: str | None, no_auth: bool) -> tuple[str, str] | None:
-    """User and password, if they are needed. Other machines get in with these, or if somebody says so."""
+    """User and password, if any. Other machines are let in with these, or with --no-auth."""
     if auth is not None:
         if no_auth:
             raise ValueError("--auth and --no-auth exclude each other")

@@ -38,12 +38,12 @@ class CompareTab:
 
     @spoken
     def make(self, request: gr.Request, progress: gr.Progress = gr.Progress(), *form: Any) -> dict:  # noqa: B008
-        wish = self.form.wish(*form)
-        name, result = self.studio.compare(wish, request.session_hash, teller(progress))
+        generation = self.form.generation(*form)
+        name, result = self.studio.compare(generation, request.session_hash, teller(progress))
         heat, most = difference(result.dense.picture, result.merged.picture)
         dense, merged = show.enlarged(result.dense.picture), show.enlarged(result.merged.picture)
-        message = show.message(f"Done: {show.title(wish.request, self.studio.model)}.")
-        if wish.ratio and not result.merged.merged_steps:
+        message = show.message(f"Done: {show.title(generation.request, self.studio.model)}.")
+        if generation.ratio and not result.merged.merged_steps:
             nothing = "Nothing was merged: all steps were dense."
             message = show.message(nothing, "mistake")
         return {

@@ -1,4 +1,4 @@
-"""How the page answers: light things at once, drawing in turns, and mistakes as messages."""
+"""How events are handled: light ones at once, drawing in a queue, errors as messages on the page."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import gradio as gr
 
 from . import show
-from .easel import Cancelled, Tell
+from .runner import Cancelled, Tell
 
-# goes past the queue, in which what draws waits
+# handled at once, outside of the queue for drawing
 LIGHT: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-# of many in a row, such as a slider's, the last is enough
+# of many in a row, such as a slider's, only the last is handled
 LATEST: dict[str, Any] = {**LIGHT, "trigger_mode": "always_last"}
 
 
@@ -24,7 +24,7 @@ def drawing(message: gr.HTML) -> dict[str, Any]:
 
 
 def spoken(function: Callable[..., dict]) -> Callable[..., dict]:
-    """Turn what goes wrong into a message on the page; what nobody expected also goes to the terminal."""
+    """Turn errors into messages on the page; unexpected ones are also printed on the terminal."""
 
     @wraps(function)
     def speaking(self: Any, *args: Any, **kwargs: Any) -> dict:

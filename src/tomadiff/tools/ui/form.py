@@ -1,4 +1,4 @@
-"""The left side of the page: what to draw, how to merge, and what came of it."""
+"""The left side of the page: what to draw, the settings, and messages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tomadiff.tools.demo.embedded import EMBEDDED
 
 from . import show
 from .events import LIGHT, drawing
+from .generation import CHOSEN, COUNTED, OFFERED, GenerationRequest, checked
 from .look import number, pair
 from .studio import Studio
-from .wish import CHOSEN, COUNTED, WAYS, Wish, checked
 
-ABOUT_WAYS = {
+METHOD_TITLES = {
     "tomadiff": "tomadiff, the default",
     "toma": "ToMA, as published",
     "toma_once": "ToMA once",
@@ -26,14 +26,14 @@ ABOUT_WAYS = {
     "todo": "ToDo (75%)",
 }
 FIELDS = ("prompt", "seed", "steps", "height", "width", "guidance", "ratio", "method")  # beside settings
-WAY_CHOICES = [(ABOUT_WAYS.get(way, way), way) for way in WAYS]
+METHOD_CHOICES = [(METHOD_TITLES.get(method, method), method) for method in OFFERED]
 
 
 class Form:
     def __init__(self, studio: Studio, allow_models: bool) -> None:
         self.studio = studio
         embedded = studio.model in EMBEDDED
-        self.model: Any = None  # a dropdown, where others may choose
+        self.model: Any = None  # a dropdown with --allow-models
         if allow_models:
             choices = list(dict.fromkeys([studio.own_model, *EMBEDDED]))
             self.model = gr.Dropdown(
@@ -50,7 +50,7 @@ class Form:
         self.ratio = gr.Slider(
             0, 0.95, 0.5, step=0.05, label="Ratio", info="Share of the tokens removed", elem_id="ratio"
         )
-        self.method = gr.Dropdown(WAY_CHOICES, value=WAYS[0], label="Method", elem_id="method")
+        self.method = gr.Dropdown(METHOD_CHOICES, value=OFFERED[0], label="Method", elem_id="method")
         with pair():
             self.seed = number("Seed", "seed", 1)
             self.steps = number("Steps", "steps", studio.usual_steps)
@@ -75,14 +75,14 @@ class Form:
         self.fields = [*(getattr(self, name) for name in FIELDS), *self.settings.values()]
         self.cancel.click(self.stop, None, None, **LIGHT)
 
-    def wish(self, *values: Any) -> Wish:
-        """What `fields` hold, checked."""
+    def generation(self, *values: Any) -> GenerationRequest:
+        """The checked request from the values of `fields`."""
         settings = dict(zip(self.settings, values[len(FIELDS) :]))
         return checked(self.studio.limits, **dict(zip(FIELDS, values)), settings=settings)
 
     def draws(self, name: str, triggers: list, function: Callable, inputs: list, outputs: list) -> None:
-        """Let one of the triggers start what takes its turn in the studio, and tells how far it is."""
-        # chained, so that a cancel from before is forgotten before the new one can start
+        """Let triggers start a function that draws: it waits for its turn, and reports its progress."""
+        # chained, so that an earlier cancellation is forgotten before the new work can start
         gr.on(triggers, self.expect, None, None, **LIGHT).then(
             function, inputs, [self.message, *outputs], api_name=name, **drawing(self.message)
         )
@@ -104,5 +104,5 @@ def setting(name: str) -> gr.Dropdown | gr.Textbox:
 
 
 def field(title: str, name: str, empty: str) -> gr.Textbox:
-    """For a number or nothing: Gradio makes an empty field for numbers 0 once it is seen."""
+    """A text field for a number or nothing: Gradio turns an empty number field into 0."""
     return gr.Textbox("", label=title, placeholder=empty, min_width=80, elem_id=name)

@@ -1,4 +1,4 @@
-"""Who is still there to see what they asked for."""
+"""Which sessions are still connected."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-GRACE = 5.0  # seconds from asking to listening, and from one connection to the next
+GRACE = 5.0  # seconds between a request and its stream of answers, or between two streams
 
 
 class Listeners:
-    """Sessions with a connection open on which answers come, or that had one or asked just now."""
+    """Sessions with an open stream of answers, or that had one or sent a request within GRACE."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
-        self._seen: dict[str, float] = {}  # never changed in place: other threads read it
+        self._seen: dict[str, float] = {}  # replaced, never changed in place: other threads read it
 
     def saw(self, session: str) -> None:
         now = time.monotonic()
@@ -24,7 +24,7 @@ class Listeners:
 
     @contextmanager
     def listening(self, session: str) -> Iterator[None]:
-        """For as long as a connection is open."""
+        """A session counts as connected for the length of the `with` block."""
         self._open[session] += 1
         try:
             yield

@@ -1,4 +1,4 @@
-"""Where tokens went, step by step."""
+"""The merge map of each step."""
 
 from __future__ import annotations
 

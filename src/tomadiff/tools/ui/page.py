@@ -15,10 +15,10 @@ from .code_tab import CodeTab
 from .compare_tab import CompareTab
 from .events import drawing, spoken
 from .form import Form
+from .generation import checked_model
 from .map_tab import MapTab
 from .studio import Studio
 from .sweep_tab import SweepTab
-from .wish import checked_model
 
 
 def build(studio: Studio, folder: Path, allow_models: bool = False) -> gr.Blocks:

@@ -1,4 +1,4 @@
-"""What the studio makes, and keeps for a while."""
+"""Results of the studio, which it keeps for a while."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 from tomadiff.config import Config
 from tomadiff.tools.merge_map import MergeMap
 
-from .wish import Wish
+from .generation import GenerationRequest
 
 Value = TypeVar("Value")
 
@@ -27,8 +27,8 @@ class Merged(Drawn):
     """A picture from merged tokens, beside the dense one."""
 
     config: Config
-    tokens: int  # of the finest grid
-    kept: int  # of these, in a merged step
+    tokens: int  # on the finest grid
+    kept: int  # tokens left of these in a merged step
     steps: int
     merged_steps: int
     psnr: float  # infinite where nothing changed
@@ -37,7 +37,7 @@ class Merged(Drawn):
 
 @dataclass(frozen=True)
 class Comparison:
-    wish: Wish
+    generation: GenerationRequest
     dense: Drawn
     merged: Merged
     dense_was_kept: bool
@@ -51,14 +51,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Sweep:
-    wish: Wish
+    generation: GenerationRequest
     dense: Drawn
-    cells: dict[tuple[str, float], Merged]  # by way and ratio
-    left_out: list[str]  # and why
+    cells: dict[tuple[str, float], Merged]  # by method and ratio
+    left_out: list[str]  # reasons, one for each cell that is missing
 
 
 class Kept(Generic[Value]):
-    """The newest few, by name."""
+    """A small cache by name: the oldest entries are dropped."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -1,4 +1,4 @@
-"""The server of the page: what Gradio offers beside the page stays shut."""
+"""The server of the page, without the parts of Gradio that the page doesn't need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from . import look
-from .gate import Gate
+from .allowlist import AllowlistMiddleware
 from .listeners import Listeners
 
 
@@ -20,18 +20,18 @@ def launch(
     host: str,
     port: int | None,
     auth: tuple[str, str] | None,
-    most_waiting: int,
+    max_queue: int,
     only_here: bool,
     listeners: Listeners | None = None,
     open_browser: bool = False,
 ) -> str:
-    """Serve it from a thread of its own; returns its address."""
-    around = [Middleware(Gate, folder=folder, listeners=listeners)]
-    if only_here and auth is None:  # a name that somebody else points here is not for us
+    """Serve the page from a background thread; returns its address."""
+    around = [Middleware(AllowlistMiddleware, folder=folder, listeners=listeners)]
+    if only_here and auth is None:  # refuse other host names: DNS rebinding
         names = ["localhost", "127.0.0.1", "[::1]", host]
         around.insert(0, Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False))
-    # one light event for each slider move goes past the queue; what draws waits in it
-    blocks.queue(max_size=most_waiting, api_open=False, default_concurrency_limit=1)
+    # light events, such as slider moves, bypass the queue; drawing waits in it
+    blocks.queue(max_size=max_queue, api_open=False, default_concurrency_limit=1)
     _, url, _ = blocks.launch(
         server_name=host,
         server_port=port,

@@ -1,4 +1,4 @@
-"""Results as the page shows them: figures, sheets, plots and words."""
+"""Results as the page shows them: figures, contact sheets, plots and text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from tomadiff.tools.drawing import contact_sheet
-from tomadiff.tools.evaluate.scores import PSNR_MOST
+from tomadiff.tools.evaluate.scores import MAX_PSNR
 from tomadiff.tools.evaluate.summary import pareto_plot
 from tomadiff.tools.generate import Request, save
 from tomadiff.tools.merge_map import MergeMap
@@ -18,17 +18,17 @@ from tomadiff.tools.method_spec import label
 
 from .results import Comparison, Drawn, Merged, Sweep
 
-MAX_EXPORTS = 64  # files; older ones go
+MAX_EXPORTS = 64  # files; older ones are deleted
 
 
 def enlarged(picture: Image.Image, side: int = 512) -> Image.Image:
-    """A small picture by whole factors, pixel by pixel, so that nothing is smoothed away."""
+    """A small picture enlarged by a whole factor, without smoothing."""
     factor = max(1, side // max(picture.size))
     return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
 
 
 def message(text: str, kind: str = "note") -> str:
-    """What happened, for eyes and for screen readers; mistakes are said at once."""
+    """A message, with its role for screen readers, which read errors at once."""
     role = "alert" if kind == "mistake" else "status"
     return f'<div class="message {kind}" role="{role}">{html.escape(text)}</div>'
 
@@ -63,7 +63,7 @@ def decibels(merged: Merged) -> str:
 
 
 def about_map(mapped: MergeMap, steps: int, token: int | None) -> str:
-    """In words: all of it, and where one token went."""
+    """A merge map in words, and where one token went."""
     sizes = Counter(mapped.owners.tolist())
     lines = [
         f"**Step {mapped.step + 1} of {steps}.** {len(mapped.owners)} tokens on a grid of "
@@ -90,18 +90,18 @@ def _place(token: int, mapped: MergeMap) -> str:
 
 
 def sheet(result: Sweep) -> Image.Image:
-    """Ways by ratios, with time and fidelity under each; the dense picture in front."""
-    ways = list(dict.fromkeys(way for way, _ in result.cells))
+    """Methods by ratios, with time and fidelity under each; the dense picture in front."""
+    methods = list(dict.fromkeys(method for method, _ in result.cells))
     ratios = sorted({ratio for _, ratio in result.cells})
     first = _thumbnail(result.dense.picture)
     empty = Image.new("RGB", first.size, "white")
     rows, captions = [], []
-    for number, way in enumerate(ways):
-        cells = [result.cells.get((way, ratio)) for ratio in ratios]
+    for number, method in enumerate(methods):
+        cells = [result.cells.get((method, ratio)) for ratio in ratios]
         rows.append([empty if number else first, *(_thumbnail(c.picture) if c else empty for c in cells)])
         said = [f"{seconds(c)}, {decibels(c)}" if c else "" for c in cells]
         captions.append(["" if number else seconds(result.dense), *said])
-    return contact_sheet(rows, ["dense", *(f"ratio {ratio:g}" for ratio in ratios)], ways, captions)
+    return contact_sheet(rows, ["dense", *(f"ratio {ratio:g}" for ratio in ratios)], methods, captions)
 
 
 def _thumbnail(picture: Image.Image, side: int = 144) -> Image.Image:
@@ -113,12 +113,12 @@ def _thumbnail(picture: Image.Image, side: int = 144) -> Image.Image:
 def plot(result: Sweep, title: str, path: Path) -> None:
     lines = [
         {
-            "way": way,
+            "method": method,
             "ratio": ratio,
             "speedup": result.dense.seconds / cell.seconds,
-            "psnr": min(PSNR_MOST, cell.psnr),
+            "psnr": min(MAX_PSNR, cell.psnr),
         }
-        for (way, ratio), cell in result.cells.items()
+        for (method, ratio), cell in result.cells.items()
     ]
     pareto_plot(lines, "psnr", title, path)
 
@@ -128,7 +128,7 @@ def title(request: Request, model: str) -> str:
 
 
 class Exports:
-    """Files to take away; of those that were made here, only the newest stay."""
+    """Files for download; only the newest are kept."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -136,7 +136,7 @@ class Exports:
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, name: str) -> Path:
-        """For a new file; names come from us, never from the page."""
+        """The path of a new file; its name never comes from the page."""
         path = self.folder / name
         if path not in self._made:
             self._made.append(path)
@@ -148,9 +148,9 @@ class Exports:
         path = self.path(f"sweep-{name}.png")
         about = {
             "model": model,
-            "prompt": result.wish.request.prompt,
-            "seed": result.wish.request.seed,
-            "steps": result.wish.request.steps,
+            "prompt": result.generation.request.prompt,
+            "seed": result.generation.request.seed,
+            "steps": result.generation.request.steps,
             "cells": {label(*cell): merged.config.to_dict() for cell, merged in result.cells.items()},
         }
         save(sheet(result), path, about)

@@ -1,4 +1,4 @@
-"""Who uses the pipeline of the page: one at a time; what they get is kept, and can be stopped."""
+"""The pipeline of the page: one user at a time; results are kept for a while, and work can be cancelled."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tomadiff.tools.generate import Request
 from tomadiff.tools.loading import load, usual_size
 from tomadiff.tools.method_spec import configuration, pairs
 
-from .easel import Cancelled, Easel, Part, Tell
+from .generation import GenerationRequest, Limits
 from .listeners import Listeners
 from .results import Comparison, Drawn, Kept, Sweep
-from .wish import Limits, Wish
+from .runner import Cancelled, Part, Runner, Tell
 
 
 class Studio:
-    """A pipeline, and who uses it now. Everything that draws goes through `_working`."""
+    """A pipeline and its current user. Everything that draws goes through `_working`."""
 
     def __init__(
         self,
@@ -34,16 +34,16 @@ class Studio:
         trust_remote_code: bool = False,
     ) -> None:
         self.own_model, self.device, self.dtype = model, device, dtype
-        self._trusts_own = trust_remote_code  # never a model that the page chose
+        self._trusts_own = trust_remote_code  # but never a model chosen on the page
         self._side, self._steps = side, steps
         self._alone = threading.Lock()
         self._worker: str | None = None
         self._stop = threading.Event()
-        self._recalled: Kept[bool] = Kept(64)  # who waits for a turn that is no longer wanted
+        self._recalled: Kept[bool] = Kept(64)  # users who cancelled while waiting for their turn
         self._dense: Kept[Drawn] = Kept(32)
         self._results: Kept[Comparison | Sweep] = Kept(16)
         self._closed = False
-        self.listeners: Listeners | None = None  # None: whoever asks is there
+        self.listeners: Listeners | None = None  # None: users are taken to be connected
         self._take(model)
 
     def _take(self, model: str) -> None:
@@ -56,7 +56,7 @@ class Studio:
             )
         self.family = family_of(denoiser(pipe)[0])
         pipe.set_progress_bar_config(disable=True)
-        self.pipe, self.model, self._easel = pipe, model, Easel(pipe, self._stopped)
+        self.pipe, self.model, self._runner = pipe, model, Runner(pipe, self._stopped)
         self.usual_size = usual_size(pipe) or (512, 512)
         self.usual_steps = inspect.signature(pipe.__call__).parameters["num_inference_steps"].default
         # the models draw well up to about twice the side that they were trained on
@@ -78,80 +78,89 @@ class Studio:
         return self.listeners is None or self.listeners.there(who)
 
     def _stopped(self) -> bool:
-        """Whether what is under way was cancelled, or nobody is there any more to see it."""
+        """Whether the current work was cancelled, or its user is gone."""
         return self._stop.is_set() or not self._there(self._worker or "")
 
     def expect(self, who: str) -> None:
-        """Somebody is about to ask for something: a cancel from before is not meant for that."""
+        """A new request of a user is about to come: forget a cancellation from before."""
         self._recalled.take(who)
 
     def cancel(self, who: str) -> None:
-        """Stop what somebody asked for, at its next step or before it starts; nobody can stop another's."""
+        """Cancel a user's own work, at its next step or before it starts."""
         if self._worker == who:
             self._stop.set()
         else:
             self._recalled.put(who, True)
 
     def close(self) -> None:
-        """Stop what is under way, wait for it, and start nothing more."""
+        """Cancel the current work, wait for its end, and start nothing more."""
         self._closed = True
         self._stop.set()
         with self._alone:
             pass
 
     def use_model(self, model: str, who: str) -> None:
-        """Take another model; the old one goes first, as two may not fit."""
+        """Load another model; the old one is freed first, since both may not fit into memory."""
         with self._working(who):
             if model == self.model:
                 return
             before = self.model
-            del self.pipe, self._easel
+            del self.pipe, self._runner
             try:
                 self._take(model)
             except BaseException:
                 self._take(before)
                 raise
 
-    def notes(self, wish: Wish) -> dict[str, Any]:
-        """Where a settings file comes from."""
+    def notes(self, generation: GenerationRequest) -> dict[str, Any]:
+        """Notes for a settings file on where it comes from."""
         about = {"model": self.model, "device": self.device, "dtype": self.dtype}
-        return about | {"steps": wish.request.steps, "size": list(wish.request.size or ())}
+        return about | {"steps": generation.request.steps, "size": list(generation.request.size or ())}
 
     def result(self, name: str | None) -> Comparison | Sweep | None:
         return self._results.get(name)
 
-    def compare(self, wish: Wish, who: str, tell: Tell) -> tuple[str, Comparison]:
-        """Dense and merged from the same noise, and the name under which it is kept for a while."""
-        config = wish.config(self.family)  # complains before anything long starts
+    def compare(self, generation: GenerationRequest, who: str, tell: Tell) -> tuple[str, Comparison]:
+        """Draw dense and merged from the same noise. Also returns the name under which the result is kept."""
+        config = generation.config(self.family)  # raises before anything long starts
         with self._working(who):
-            dense, was_kept = self._dense_picture(wish.request, Part(tell, 0, 0.5))
+            dense, was_kept = self._dense_picture(generation.request, Part(tell, 0, 0.5))
             part = Part(tell, 0 if was_kept else 0.5, 1)
-            merged, maps, no_maps = self._easel.merged(wish.request, wish.way, config, dense, part)
-            result = Comparison(wish, dense, merged, was_kept, maps, no_maps)
+            merged, maps, no_maps = self._runner.merged(
+                generation.request, generation.spec, config, dense, part
+            )
+            result = Comparison(generation, dense, merged, was_kept, maps, no_maps)
             return self._keep(result), result
 
     def sweep(
-        self, wish: Wish, ways: Sequence[str], ratios: Sequence[float], who: str, tell: Tell
+        self,
+        generation: GenerationRequest,
+        methods: Sequence[str],
+        ratios: Sequence[float],
+        who: str,
+        tell: Tell,
     ) -> tuple[str, Sweep]:
-        """Every way at every ratio that it can do."""
-        wanted, left_out = pairs(ways, ratios, self.family)
+        """Draw with every method at every ratio that it can do."""
+        wanted, left_out = pairs(methods, ratios, self.family)
         if len(wanted) > self.limits.cells:
             raise ValueError(
                 f"That makes {len(wanted)} pictures; at most {self.limits.cells} are allowed: choose fewer."
             )
         with self._working(who):
             share = 1 / (len(wanted) + 1)
-            dense, _ = self._dense_picture(wish.request, Part(tell, 0, share))
+            dense, _ = self._dense_picture(generation.request, Part(tell, 0, share))
             cells = {}
-            for number, (way, ratio) in enumerate(wanted, 1):
-                config = configuration(way, ratio, self.family)
+            for number, (method, ratio) in enumerate(wanted, 1):
+                config = configuration(method, ratio, self.family)
                 part = Part(tell, number * share, (number + 1) * share)
-                cells[way, ratio], *_ = self._easel.merged(wish.request, way, config, dense, part, maps=False)
-            result = Sweep(wish, dense, cells, left_out)
+                cells[method, ratio], *_ = self._runner.merged(
+                    generation.request, method, config, dense, part, maps=False
+                )
+            result = Sweep(generation, dense, cells, left_out)
             return self._keep(result), result
 
     def _keep(self, result: Comparison | Sweep) -> str:
-        name = secrets.token_urlsafe(12)  # nobody can guess another's
+        name = secrets.token_urlsafe(12)  # can't be guessed by other users
         self._results.put(name, result)
         return name
 
@@ -160,6 +169,6 @@ class Studio:
         kept = self._dense.get(key)
         if kept is not None:
             return kept, True
-        drawn = self._easel.dense(request, part)
+        drawn = self._runner.dense(request, part)
         self._dense.put(key, drawn)
         return drawn, False

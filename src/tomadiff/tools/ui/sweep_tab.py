@@ -1,4 +1,4 @@
-"""Several methods at several ratios, as a contact sheet and a plot, and files to take away."""
+"""Several methods at several ratios, as a contact sheet and a plot, with downloads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tomadiff.tools.method_spec import label
 
 from . import show
 from .events import LIGHT, spoken, teller
-from .form import WAY_CHOICES, Form
+from .form import METHOD_CHOICES, Form
+from .generation import OFFERED, checked_sweep
 from .look import picture
 from .results import Sweep
 from .studio import Studio
-from .wish import WAYS, checked_sweep
 
 RATIOS = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)
 
@@ -31,9 +31,9 @@ class SweepTab:
                 label="Ratios",
                 elem_id="sweep-ratios",
             )
-            self.ways = gr.CheckboxGroup(
-                [("the form's settings", ""), *WAY_CHOICES],
-                value=[WAYS[0], "tome"],
+            self.methods = gr.CheckboxGroup(
+                [("the form's settings", ""), *METHOD_CHOICES],
+                value=[OFFERED[0], "tome"],
                 label="Methods",
                 elem_id="sweep-methods",
             )
@@ -48,19 +48,19 @@ class SweepTab:
             self.settings_file = gr.DownloadButton("Settings, JSON", elem_id="settings-file")
         shown = [self.result, self.sheet, self.plot, self.left_out]
         files = [self.take_away, self.cell, self.sheet_file, self.plot_file, self.settings_file]
-        asked = [*form.fields, self.ratios, self.ways]
+        asked = [*form.fields, self.ratios, self.methods]
         form.draws("sweep", [self.start.click], self.run, asked, [*shown, *files])
         self.cell.input(self.choose, [self.result, self.cell], self.settings_file, **LIGHT)
 
     @spoken
     def run(self, request: gr.Request, progress: gr.Progress = gr.Progress(), *asked: Any) -> dict:  # noqa: B008
-        *form, ratios, ways = asked
-        wish = self.form.wish(*form)
-        ways, ratios = checked_sweep(wish, ways, ratios)
-        name, result = self.studio.sweep(wish, ways, ratios, request.session_hash, teller(progress))
+        *form, ratios, methods = asked
+        generation = self.form.generation(*form)
+        methods, ratios = checked_sweep(generation, methods, ratios)
+        name, result = self.studio.sweep(generation, methods, ratios, request.session_hash, teller(progress))
         sheet = self.exports.sheet(name, result, self.studio.model)
         plot = self.exports.path(f"plot-{name}.png")
-        show.plot(result, show.title(wish.request, self.studio.model), plot)
+        show.plot(result, show.title(generation.request, self.studio.model), plot)
         cells = [label(*cell) for cell in result.cells]
         return {
             self.form.message: show.message(f"Done: {len(cells)} pictures, and the dense one."),
@@ -84,7 +84,10 @@ class SweepTab:
             if label(*cell) == chosen:
                 path = self.exports.path(f"settings-{name}-{number}.json")
                 speedup = round(result.dense.seconds / merged.seconds, 3)
-                notes = self.studio.notes(result.wish) | {"speedup": speedup, "psnr": show.decibels(merged)}
+                notes = self.studio.notes(result.generation) | {
+                    "speedup": speedup,
+                    "psnr": show.decibels(merged),
+                }
                 settings_file.save(path, merged.config, notes)
                 return str(path)
         return gr.skip()

@@ -1,14 +1,14 @@
-"""In this process, one picture after the other."""
+"""Draw in this process, one picture after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tomadiff.tools.evaluate.job import Drawing, Job, Painter, Work
+from tomadiff.tools.evaluate.job import Drawing, ImageGenerator, Job, Work
 
 
 def run(job: Job, works: Sequence[Work]) -> Iterator[Drawing]:
-    painter = Painter(job)
+    generator = ImageGenerator(job)
     for work in works:
-        for way in work.ways:
-            yield painter.draw(work, way)
+        for contender in work.contenders:
+            yield generator.draw(work, contender)

@@ -1,4 +1,4 @@
-"""Where a picture is drawn: warmed up before, timed, told step by step, and stopped when asked to."""
+"""Draw a picture: with a warm-up, timed, reporting each step, and stopped on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tomadiff.tools.merge_map import MergeMap, Recorder
 
 from .results import Drawn, Merged
 
-Tell = Callable[[float, str], None]  # the share that is done, and what is under way
+Tell = Callable[[float, str], None]  # called with the share that is done, and the current activity
 
 
 class Cancelled(Exception):
@@ -30,7 +30,7 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the work, which tells how far the whole is."""
+    """A part of the work, which reports the progress of the whole."""
 
     whole: Tell
     start: float
@@ -40,7 +40,7 @@ class Part:
         self.whole(min(1.0, self.start + share * (self.end - self.start)), text)
 
 
-class Easel:
+class Runner:
     """Draws with one pipeline, dense and merged; raises `Cancelled` at the first step at which `stopped`."""
 
     def __init__(self, pipe: DiffusionPipeline, stopped: Callable[[], bool]) -> None:
@@ -52,20 +52,20 @@ class Easel:
         return self._timed(request, "dense", part, None)
 
     def merged(
-        self, request: Request, way: str, config: Config, dense: Drawn, part: Part, maps: bool = True
+        self, request: Request, method: str, config: Config, dense: Drawn, part: Part, maps: bool = True
     ) -> tuple[Merged, dict[int, MergeMap], str]:
-        """With the maps of its merged steps, or why there are none."""
+        """Also returns the maps of merged steps, or the reason why there are none."""
         assert request.steps is not None, "the page always asks for a number of steps"
         recorder, no_maps = None, ""
         with tomadiff.merged(self.pipe, config):
-            self._warm_up(request, way, part)
-        with tomadiff.merged(self.pipe, config):  # anew: nothing of the warm-up may be left
+            self._warm_up(request, method, part)
+        with tomadiff.merged(self.pipe, config):  # put on anew: nothing of the warm-up is left
             if maps:
                 try:
                     recorder = Recorder(self.pipe)
                 except ConfigError as error:
                     no_maps = str(error)
-            drawn = self._timed(request, f"{way} at {config.ratio:g}", part, recorder)
+            drawn = self._timed(request, f"{method} at {config.ratio:g}", part, recorder)
             report = tomadiff.report(self.pipe)
         finest = max(report.sites, key=lambda site: site.tokens, default=None)
         merged_calls = finest.calls - finest.dense_calls if finest else 0
@@ -84,12 +84,12 @@ class Easel:
         )
         return merged, {mapped.step: mapped for mapped in recorder.maps} if recorder else {}, no_maps
 
-    def _warm_up(self, request: Request, way: str, part: Part) -> None:
-        """Whoever goes first pays for warming up, so nobody's time counts then."""
-        key = (request.size, way)
+    def _warm_up(self, request: Request, method: str, part: Part) -> None:
+        """Draw one step before anything is timed: the first one is slower."""
+        key = (request.size, method)
         if key not in self._warm:
-            part.tell(0, f"{way}: warming up")
-            with warnings.catch_warnings():  # one step may well be dense
+            part.tell(0, f"{method}: warming up")
+            with warnings.catch_warnings():  # a warning that this one step is dense would mislead
                 warnings.simplefilter("ignore")
                 draw(self.pipe, replace(request, steps=1), callback_on_step_end=self._watch)
             self._warm.add(key)
@@ -102,13 +102,13 @@ class Easel:
         return inputs
 
     def _timed(self, request: Request, what: str, part: Part, recorder: Recorder | None) -> Drawn:
-        """The seconds are without those that go into watching it."""
+        """The seconds don't include those spent on progress and maps."""
         assert request.steps is not None, "the page always asks for a number of steps"
         steps, watching = request.steps, 0.0
 
         def callback(pipe: Any, step: int, timestep: Any, inputs: dict[str, Any]) -> dict[str, Any]:
             nonlocal watching
-            wait_for(pipe._execution_device)  # what it still works on is the picture's time
+            wait_for(pipe._execution_device)  # pending work belongs to the picture's time
             start = time.perf_counter()
             inputs = self._watch(pipe, step, timestep, inputs)
             if recorder is not None:

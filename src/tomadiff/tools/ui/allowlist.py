@@ -1,4 +1,4 @@
-"""Who may ask for what: only what the page itself needs gets through, whatever else Gradio offers."""
+"""Let only those requests through that the page itself needs, whatever else Gradio offers."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ READ = {
 READ_BELOW = ("/assets/", "/static/", "/svelte/", f"{API}/heartbeat/")
 FILE = f"{API}/file="
 WRITE = {"/login", *(f"{API}/{name}" for name in ("queue/join", "cancel", "reset", "run/predict"))}
-MAX_BYTES = 64 * 1024  # of a request; there are no uploads
+MAX_BYTES = 64 * 1024  # largest body of a request; there are no uploads
 
 
 ANSWERS, HEARTBEAT, JOIN, LOGIN = f"{API}/queue/data", f"{API}/heartbeat/", f"{API}/queue/join", "/login"
-MAX_GUESSES, GUESS_SECONDS = 10, 60.0  # wrong passwords from one address in so many seconds
-DELAY = 1.0  # seconds until a wrong one is answered
+MAX_GUESSES, GUESS_SECONDS = 10, 60.0  # wrong passwords from one address, within these seconds
+DELAY = 1.0  # seconds before a wrong password is answered
 
 
-class Gate:
-    """Around the whole server. No uploads, no proxying, no file from outside one folder."""
+class AllowlistMiddleware:
+    """ASGI middleware around the whole server: no uploads, no proxying, no file from outside one folder."""
 
     def __init__(self, app: ASGIApp, folder: Path, listeners: Listeners | None = None) -> None:
         self.app, self.folder = app, folder.resolve()
@@ -105,7 +105,7 @@ class Gate:
 
 
 class Guesses:
-    """Wrong passwords, by address: each is answered late and told on the terminal, and many are enough."""
+    """Wrong passwords by address: each is answered late and logged; too many lock the address out."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ def _address(scope: Scope) -> str:
 
 
 def _listens(scope: Scope, method: str, path: str) -> str:
-    """The session that a request opens a connection for, on which answers or signs of life come."""
+    """The session for which a request opens a stream of answers or heartbeats; empty if it doesn't."""
     if method != "GET":
         return ""
     if path == ANSWERS:
@@ -154,16 +154,16 @@ def _session_in(body: bytes) -> str:
 
 
 def _small(scope: Scope) -> bool:
-    """The length must be said beforehand; the server holds everybody to what they said."""
+    """Whether the declared length is within the limit; the server enforces the declared length."""
     length = Headers(scope=scope).get("content-length", "")
     return length.isdecimal() and int(length) <= MAX_BYTES
 
 
 def _from_here(scope: Scope) -> bool:
-    """A browser says which site a request comes from; scripts and programs don't."""
+    """Whether a request comes from our own page: browsers send the origin, other programs don't."""
     headers = Headers(scope=scope)
     origin = headers.get("origin")
     try:
         return origin is None or urlsplit(origin).netloc == headers.get("host")
-    except ValueError:  # half an address
+    except ValueError:  # an incomplete address
         return False

@@ -1,4 +1,4 @@
-"""What the page asks for, checked here: whatever a browser or a script sends, nothing else gets further."""
+"""Requests of the page, checked: whatever a browser or a script sends, only valid ones get further."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tomadiff.tools.demo.embedded import EMBEDDED
 from tomadiff.tools.generate import Request
 from tomadiff.tools.method_spec import METHODS, configuration, parse
 
-# "ideal" is a speed limit to measure against, not a way to make pictures
-WAYS = tuple(name for name in METHODS if name != "ideal")
+# "ideal" is an upper limit of speed: its pictures are noise
+OFFERED = tuple(name for name in METHODS if name != "ideal")
 MAX_SEED = 2**32 - 1
-# those that the page offers, by how they are chosen; None is the method's own
+# settings that are chosen from a list, beside None for the method's own
 CHOSEN: dict[str, tuple[Any, ...]] = {
     **{name: CHOICES[name] for name in ("where", "regions", "assign", "share")},
     **dict.fromkeys(("shift", "weigh_keys"), (True, False)),
 }
-COUNTED: dict[str, int] = {  # and the most that makes sense
+COUNTED: dict[str, int] = {  # settings that are whole numbers, with their largest values
     "region_size": 64,
     "interval": 1000,
     "refresh_destinations": 1000,
@@ -35,7 +35,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that anybody may ask for."""
+    """The most that a request may ask for."""
 
     side: int  # pixels
     steps: int = 100
@@ -44,22 +44,22 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """A picture, and how it is to be merged."""
+class GenerationRequest:
+    """A picture to draw, and the settings of tomadiff for it."""
 
     request: Request
     ratio: float = 0.5
-    method: str = WAYS[0]
+    method: str = OFFERED[0]
     settings: Mapping[str, Any] = field(default_factory=dict)  # on top of the method's own
 
     @property
-    def way(self) -> str:
-        """As `named` takes it."""
+    def spec(self) -> str:
+        """The method with its settings, as method_spec reads it."""
         given = ",".join(f"{name}={value}" for name, value in self.settings.items())
         return f"{self.method}:{given}" if given else self.method
 
     def config(self, family: Family) -> Config:
-        return configuration(self.way, self.ratio, family)
+        return configuration(self.spec, self.ratio, family)
 
 
 def checked(
@@ -72,16 +72,16 @@ def checked(
     width: Any,
     guidance: Any = None,
     ratio: Any = 0.5,
-    method: Any = WAYS[0],
+    method: Any = OFFERED[0],
     settings: Mapping[str, Any] | None = None,
-) -> Wish:
-    """A wish within the limits; a ValueError says what is wrong."""
+) -> GenerationRequest:
+    """A request within the limits; a ValueError says what is wrong."""
     if not isinstance(prompt, str) or not prompt.strip():
         raise ValueError("There is no prompt: say what to draw.")
     if len(prompt) > limits.prompt:
         raise ValueError(f"The prompt has {len(prompt)} characters; at most {limits.prompt} are allowed.")
-    if method not in WAYS:
-        raise ValueError(f"There is no method {_short(method)}; there are {', '.join(WAYS)}.")
+    if method not in OFFERED:
+        raise ValueError(f"There is no method {_short(method)}; there are {', '.join(OFFERED)}.")
     size = _whole("height", height, 16, limits.side), _whole("width", width, 16, limits.side)
     request = Request(
         prompt.strip(),
@@ -91,20 +91,20 @@ def checked(
         None if (given := _typed("guidance", guidance)) is None else _number("guidance", given, 0, 50),
     )
     ratio = _number("ratio", ratio, 0, 0.99)
-    return Wish(request, ratio, method, _checked_settings(settings or {}))
+    return GenerationRequest(request, ratio, method, _checked_settings(settings or {}))
 
 
-def checked_sweep(wish: Wish, ways: Any, ratios: Any) -> tuple[list[str], list[float]]:
-    """Ways, of which an empty one is the form's own, and ratios."""
-    for name, values in (("method", ways), ("ratio", ratios)):
+def checked_sweep(generation: GenerationRequest, methods: Any, ratios: Any) -> tuple[list[str], list[float]]:
+    """Methods and ratios of a sweep; an empty method means the form's own."""
+    for name, values in (("method", methods), ("ratio", ratios)):
         if not isinstance(values, list) or not values:
             raise ValueError(f"Choose at least one {name}.")
-    if any(way not in ("", *WAYS) for way in ways):
-        raise ValueError(f"There is an unknown method among {ways!r}"[:200])
+    if any(method not in ("", *OFFERED) for method in methods):
+        raise ValueError(f"There is an unknown method among {methods!r}"[:200])
     for ratio in ratios:
         if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio < 1:
             raise ValueError(f"ratio: {ratio!r} must be above 0 and below 1"[:200])
-    return [way or wish.way for way in ways], [float(ratio) for ratio in ratios]
+    return [method or generation.spec for method in methods], [float(ratio) for ratio in ratios]
 
 
 def checked_model(name: Any, own: str) -> str:
@@ -112,16 +112,16 @@ def checked_model(name: Any, own: str) -> str:
     if isinstance(name, str):
         if name in (own, *EMBEDDED):
             return name
-        if HUB_ID.fullmatch(name) and not Path(name).exists():  # else diffusers would take the folder
+        if HUB_ID.fullmatch(name) and not Path(name).exists():  # diffusers would load a folder of that name
             return name
     raise ValueError(
         f"{_short(name)} is no model for this page: take {own}, {', '.join(EMBEDDED)} or a hub id."
     )
 
 
-def code(wish: Wish, model: str, device: str, dtype: str) -> str:
+def code(generation: GenerationRequest, model: str, device: str, dtype: str) -> str:
     """The Python lines that make the same picture."""
-    request = wish.request
+    request = generation.request
     if model in EMBEDDED:
         load = [
             "from tomadiff.tools.loading import load",
@@ -142,7 +142,7 @@ def code(wish: Wish, model: str, device: str, dtype: str) -> str:
         *([] if request.guidance is None else [f"guidance_scale={request.guidance}"]),
         f"generator=torch.Generator().manual_seed({request.seed})",
     ]
-    merging = [f"ratio={wish.ratio}", *_keywords(wish)]
+    merging = [f"ratio={generation.ratio}", *_keywords(generation)]
     return "\n".join(
         [
             *("import torch", "", "import tomadiff", *load),
@@ -153,8 +153,8 @@ def code(wish: Wish, model: str, device: str, dtype: str) -> str:
     )
 
 
-def _keywords(wish: Wish) -> list[str]:
-    name, settings = parse(wish.way)
+def _keywords(generation: GenerationRequest) -> list[str]:
+    name, settings = parse(generation.spec)
     first = []
     if name in PRESETS:
         first = [f"preset={name!r}"]
@@ -182,7 +182,7 @@ def _checked_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """What is typed into a field that may be left empty; numbers are fine as they are."""
+    """The number in a text field; None if it is empty."""
     if not isinstance(value, str):
         return value
     if not value.strip():
