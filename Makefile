@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin
 
-.PHONY: demo test test-oldest fuzz lint browser clean
+.PHONY: demo test test-oldest fuzz lint docs browser clean
 
 demo: $(VENV)/ready
 	$(RUN)/tomadiff demo
@@ -47,6 +47,16 @@ browser:
 		$(CHROMIUM) > /dev/null || { apt-get update -qq && $(CHROMIUM) > /dev/null; } || echo "no chromium could be installed"; \
 	fi
 
+# The documentation site, in site/; a broken link is an error. Its tools need an environment of their own, but no torch.
+DOCS := .venv-docs
+docs: $(DOCS)/ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+
+$(DOCS)/ready: docs/requirements.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	touch $@
+
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
@@ -54,4 +64,4 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST)
+	rm -rf $(VENV) $(OLDEST) $(DOCS)
