@@ -1,7 +1,7 @@
-"""A hook of MkDocs: the Markdown files at the root of the repository are pages of the site, README.md its index.
+"""A hook of MkDocs: the Markdown files at the root of the repository are pages of the site, too.
 
-Links are written for readers of the repository. Here they are rewritten for the site, on which all pages are in
-one folder, and other files that a page links to are copied beside them.
+README.md is the index. Links are written for readers of the repository; here they are rewritten for the site,
+which has all pages in one folder, and copies of other files that a page links to.
 """
 
 from __future__ import annotations

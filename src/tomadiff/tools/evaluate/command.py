@@ -54,7 +54,7 @@ def draw_and_score(
     """Draw what is missing; then score and print what there is, also after an interruption."""
     if metrics.unavailable:
         missing = ", ".join(summary.METRICS[metric][0] for metric in metrics.unavailable)
-        print(f"not available: {missing}; see below the table", file=sys.stderr)
+        print(f"not available: {missing}; how to get them is said below the table", file=sys.stderr)
     if store.damaged:
         print(f"{len(store.damaged)} pictures are damaged: drawn again where asked for", file=sys.stderr)
     works = store.missing(prompts, seeds)
