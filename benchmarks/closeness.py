@@ -56,7 +56,7 @@ def contenders(model: str, steps: int, few: bool, keys: bool) -> list[tuple[str,
 
 
 class ImageGenerator:
-    """Pictures of a model's prompts, [B, 3, H, W] in [0, 1], in whichever method."""
+    """Pictures of a model's prompts, [B, 3, H, W] in [0, 1], by any method."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.pipe = load_embedded(args.model)
