@@ -3,7 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin
 
-.PHONY: demo test test-oldest fuzz lint docs browser clean
+.PHONY: demo test test-oldest fuzz lint docs wheel-test browser clean
 
 demo: $(VENV)/ready
 	$(RUN)/tomadiff demo
@@ -46,6 +46,10 @@ browser:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get; then \
 		$(CHROMIUM) > /dev/null || { apt-get update -qq && $(CHROMIUM) > /dev/null; } || echo "no chromium could be installed"; \
 	fi
+
+# Builds the wheel, looks at what is in it, and tries it in an environment that has nothing else of this repository.
+wheel-test: $(VENV)/ready
+	$(RUN)/python scripts/wheel_test.py
 
 # The documentation site, in site/; a broken link is an error. Its tools need an environment of their own, but no torch.
 DOCS := .venv-docs
