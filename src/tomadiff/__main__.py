@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import warnings
@@ -16,8 +15,8 @@ formatted_by_python = warnings.formatwarning
 
 def main() -> int:
     with quiet_interrupt():
-        # transformers says at length, in every process, that it does without torchvision
-        logging.getLogger("transformers").setLevel(logging.ERROR)
+        # transformers warns at length without torchvision; it takes its log level from here when it is imported
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         warnings.formatwarning = formatted
         from .tools import cli
 

@@ -79,7 +79,9 @@ def test_ctrl_c_while_it_starts_ends_quietly(module: str) -> None:
 
 def test_a_process_that_ignores_ctrl_c_goes_on_doing_so() -> None:
     done = python(INTERRUPTED.format(module="torch", handler="signal.SIG_IGN"))
-    assert done.returncode == 2 and "--depth -1 must be at least 0" in done.stderr
+    assert (done.returncode, done.stderr) == (2, "tomadiff: --depth -1 must be at least 0\n"), (
+        "and no warnings"
+    )
 
 
 def test_importing_the_package_waits_for_torch_until_it_is_used() -> None:
