@@ -15,7 +15,7 @@ formatted_by_python = warnings.formatwarning
 
 def main() -> int:
     with quiet_interrupt():
-        # transformers warns at length without torchvision; it takes its log level from here when it is imported
+        # transformers warns at length without torchvision; it reads this when it is imported
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         warnings.formatwarning = formatted
         from .tools import cli
