@@ -38,6 +38,7 @@ MERGED += [f"tomadiff:ratio={ratio},where=kv,weigh_keys=True" for ratio in (0.5,
 
 KEYS = "where=kv,weigh_keys=True"
 MERGED_KEYS = [f"tomadiff:ratio={ratio},{KEYS}" for ratio in (0.5, 0.75, 0.9)]
+MERGED_KEYS += [f"tomadiff:ratio={ratio},{KEYS},dense_blocks=0" for ratio in (0.75, 0.9)]
 MERGED_KEYS += [f"tomadiff:ratio=0.75,{KEYS},share=kind", "tomadiff:ratio=0.75,where=kv"]
 MERGED_KEYS += ["tomadiff:method=todo,ratio=0.75", "tomadiff:ratio=0.5", "tomadiff:interval=2"]
 MERGED_KEYS += [f"tomadiff:interval=2,ratio={ratio},{KEYS}" for ratio in (0.75, 0.9)]

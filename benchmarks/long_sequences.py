@@ -5,13 +5,14 @@ python benchmarks/long_sequences.py --out long.jsonl
 prints the table of docs/benchmarks.md. Blocks have their true width and random weights; one of each model is
 built. Times are the processor's, on one thread: other work on the machine counts as little as it can. A plan
 is made in every sixth step, as by default, so that a sixth of its time counts. What is in the file is not
-measured again: an interrupted run goes on.
+measured again: an interrupted run goes on. With --memory, memory is measured instead.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -45,6 +46,8 @@ WAYS: dict[str, dict[str, Any]] = {
 FEW = 5000  # tokens up to which there are several rounds
 ROUNDS = 3
 PLAN_STEPS = 6  # that a plan is kept for
+# freed memory goes back to the system at once, so that what is taken up is what is needed; slower
+EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 Grid = tuple[int, ...]
 
@@ -227,7 +230,7 @@ def planning(model: nn.Module, grid: Grid, settings: dict[str, Any]) -> float:
     width = heads * model_config["attention_head_dim"] if heads else model_config["block_out_channels"][0]
     features = torch.randn(1, torch.Size(grid).numel(), width)
     start = time.process_time()
-    METHODS[config.method](features, grid, config.ratio, config).log_sizes()
+    METHODS[config.method].plan(features, grid, config.ratio, config.plan_settings()).log_sizes()
     return time.process_time() - start
 
 
@@ -259,12 +262,25 @@ def table(rows: list[dict[str, Any]]) -> str:
             cell[f"{way}: attention, block"] = ", ".join(faster) or "-"
         plan = statistics.median(one["kv 0.75"]["plan"] / one["dense"]["attention"] for one in complete)
         cell["a plan"] = f"{plan:.1%}"
-        memory = {
-            way: statistics.median(one[way]["megabytes"] for one in complete) for way in ("dense", "kv 0.75")
-        }
-        cell["memory"] = f"{memory['dense']:.0f} / {memory['kv 0.75']:.0f} MB"
         cells.append(cell)
     return markdown({name: [cell[name] for cell in cells] for name in (cells[0] if cells else {})})
+
+
+def memory(models: list[str], sizes: list[str]) -> str:
+    """Megabytes that a call takes beside the weights; the first call of a model is to warm up."""
+    columns: dict[str, list[str]] = {"": [], "size": [], "dense": [], "kv 0.75": []}
+    for name in models:
+        model, *clocks = build(name)
+        for size in sizes:
+            grid = MODELS[name].sizes[size]
+            ways = ("dense", "dense", "kv 0.75")
+            rows = {way: measure(name, model, tuple(clocks), grid, way) for way in ways}
+            columns[""].append(MODELS[name].title)
+            columns["size"].append(size)
+            for way, row in rows.items():
+                columns[way].append(f"{row['megabytes']:.0f} MB")
+            print(f"{name}, {size}", file=sys.stderr, flush=True)
+    return markdown(columns)
 
 
 def main() -> None:
@@ -272,8 +288,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--sizes", nargs="+", help="only these, as in the table")
     parser.add_argument("--out", type=Path, default=Path("long_sequences.jsonl"))
+    parser.add_argument("--memory", action="store_true", help="measure memory instead, at --sizes")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.memory:
+        if not EXACT.items() <= os.environ.items():
+            os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **EXACT})
+        print(memory(args.models, args.sizes or ["1024 x 1024"]))
+        return
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     done = {(row["model"], row["size"], row["round"], row["way"]) for row in rows}
     todo = [
