@@ -472,7 +472,7 @@ def test_expectations_need_no_weights(capsys: pytest.CaptureFixture[str]) -> Non
         (["--repeats", "0"], "at least 1"),
         (["--batch", "-1"], "at least 1"),
         (["--resume"], "--json"),
-        (["--depth", "0.5"], "there already"),
+        (["--depth", "0.5"], "is built already"),
         (["--json", "/nowhere/x.json"], "no folder"),
         (["--csv", "."], "it is a folder"),
         (["--plot", "x.svg", "--methods", "dense", "tomadiff"], "is a PNG"),
