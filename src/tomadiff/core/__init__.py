@@ -1,4 +1,4 @@
-"""The maths: plain functions on tensors. Imports torch and nothing else, knows no model."""
+"""The maths: plain functions on tensors. Imports only torch and knows nothing about models."""
 
 from .plan import (
     MergePlan,

@@ -11,27 +11,29 @@ from torch import Tensor
 
 from .regions import Regions, Slots
 
-REGRESSION_NOISE = 1e-3  # of a variance of 1; keeps the system solvable where merged tokens are alike
+# Noise variance, relative to a prior variance of 1; keeps the system solvable if merged tokens are alike.
+REGRESSION_NOISE = 1e-3
 
 
 class MergePlan(Protocol):
-    """What every method's plan can do."""
+    """The interface that every method's plan implements."""
 
     @property
     def destinations(self) -> Tensor:
         """[B, K] token numbers, in the order of the merged sequence."""
 
     def merge(self, x: Tensor) -> Tensor:
-        """Tokens in the order of the image, [B, N, C], into merged ones, [B, K, C]."""
+        """Merge tokens in image order: [B, N, C] -> [B, K, C]."""
 
     def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
-        """Merged tokens, [B, K, C], into tokens in the order of the image, [B, N, C].
+        """Unmerge into tokens in image order: [B, K, C] -> [B, N, C].
 
-        With `onto` and `merged`, tokens before and after merging, the change y - merged is added to `onto`.
+        With `onto` (the tokens before merging) and `merged` (after merging), only the change, y - merged, is
+        unmerged and added to `onto`.
         """
 
     def owners(self) -> Tensor:
-        """[B, N] the destination that gets most of each token."""
+        """[B, N] for each token, the destination with its largest weight."""
 
     def log_sizes(self) -> Tensor:
         """[B, K] logarithm of the number of tokens that each merged token stands for."""
@@ -41,12 +43,12 @@ class MergePlan(Protocol):
 class Plan:
     """Merging as attention: B samples with R regions of n tokens, k of which are destinations."""
 
-    regions: Regions  # those of the assignment: one for the whole grid where it is global
+    regions: Regions  # the regions of the assignment; a single one if tokens are assigned globally
     slots: Slots
     destinations: Tensor  # [B, K] token numbers, in the order of the merged sequence
-    assignment: Tensor  # [B * R, k, n] fp32, A: how each token is shared out; columns sum to 1
+    assignment: Tensor  # [B * R, k, n] fp32, A: weights of each token over the destinations; columns sum to 1
     merging: Tensor  # [B * R, k, n] M: rows sum to 1, so that a merged token is a weighted mean
-    unmerging: Tensor  # [B * R, n, k]
+    unmerging: Tensor  # [B * R, n, k] A^T, or a better inverse of M
 
     def merge(self, x: Tensor) -> Tensor:
         split = self.regions.split(self.regions.arrange(x))
@@ -63,7 +65,7 @@ class Plan:
         return self.regions.restore(x.reshape(-1, self.regions.count * self.regions.size, y.shape[-1]))
 
     def cast(self, dtype: torch.dtype) -> Plan:
-        """With matrices in the type of the tokens, which may be another than that of features."""
+        """The plan with its matrices in the dtype of the tokens, which may differ from the features'."""
         return replace(self, merging=self.merging.to(dtype), unmerging=self.unmerging.to(dtype))
 
     def owners(self) -> Tensor:
@@ -72,17 +74,19 @@ class Plan:
         return self.regions.restore(owners.reshape(len(self.destinations), -1, 1)).squeeze(-1)
 
     def log_sizes(self) -> Tensor:
-        # a destination between closer ones may be left with next to nothing, and must not become -inf
+        # clamp: a destination whose tokens nearly all prefer other destinations must not become -inf
         return self.slots.pack(self.assignment.sum(-1)).clamp_min(1e-4).log()
 
 
 def destination_rows(
     destinations: Tensor, tokens: int, table: Tensor, axis: int = 0, before: int | None = None
 ) -> Tensor:
-    """The destinations' entries of a table with an entry a token, and those of others as they are.
+    """The rows of a per-token table that belong to the merged sequence.
 
-    [L + N + M, ...] -> [B, L + K + M, ...]; where another axis is the tokens', the first is the samples', one
-    for all or B: [1, ..., L + N + M, ...] -> [B, ..., L + K + M, ...]. `before` is L; if not said, M is 0.
+    The table has entries for L tokens that are not merged, for the N image tokens, and for M more that are
+    not merged; of the N, those of the K destinations are kept. If `axis` is 0:
+    [L + N + M, ...] -> [B, L + K + M, ...]. Otherwise the first axis is the batch, of size 1 or B:
+    [1, ..., L + N + M, ...] -> [B, ..., L + K + M, ...]. `before` is L; by default M is 0.
     """
     places, length = destinations, table.shape[axis]
     before = length - tokens if before is None else before
@@ -111,29 +115,29 @@ def assign(
 ) -> Tensor:
     """A = softmax(scale * D X^T) over the destinations, on unit vectors.
 
-    features: [G, n, C], picks: [G, k] the destinations' places. The masks, [G, n] and [G, k], are False for
-    padded tokens and surplus slots, which get no weight. Returns [G, k, n] in fp32: near cosine 1 the steps
-    of bf16 are 0.004, which `scale` would blow up.
+    features: [G, n, C], picks: [G, k] indices of the destinations within their region. The masks, [G, n] and
+    [G, k], are False for padded tokens and surplus slots, which get no weight. Returns [G, k, n] in fp32:
+    near cosine 1 the spacing of bf16 is 0.004, an error that `scale` would multiply.
     """
     unit = F.normalize(features.float(), dim=-1)
     chosen = unit.gather(1, picks[..., None].expand(-1, -1, unit.shape[-1]))
     logits = torch.bmm(chosen, unit.transpose(1, 2)).mul_(scale)
     if real_slots is not None:
         logits.masked_fill_(~real_slots[:, :, None], float("-inf"))
-    # sharp softmaxes are full of denormal numbers, on which CPUs multiply fifteen times slower than on zeros
+    # a sharp softmax is full of denormals, and CPUs multiply denormals fifteen times slower than zeros
     assignment = F.threshold(logits.softmax(dim=1), 1e-12, 0.0, inplace=True)
     return assignment if real_tokens is None else assignment * real_tokens[:, None, :]
 
 
 def merging_matrix(assignment: Tensor) -> Tensor:
-    """M: the rows of A as weights of a mean. A surplus slot's row stays zero."""
+    """M: A with each row scaled to sum to 1. Rows of surplus slots stay zero."""
     return assignment / assignment.sum(-1, keepdim=True).clamp_min(1e-12)
 
 
 def unmerging_matrix(assignment: Tensor, merging: Tensor, how: str) -> Tensor:
     """A^T ("transpose"), which is the pseudo-inverse of M if A is sharp, or the pseudo-inverse ("pinv").
 
-    Of regions with a NaN in them there is none, and asking for it is an error, for all other regions too.
+    NaNs are replaced first: a single NaN would make `torch.linalg.pinv` fail for all regions.
     """
     if how == "transpose":
         return assignment.transpose(1, 2)
@@ -143,15 +147,17 @@ def unmerging_matrix(assignment: Tensor, merging: Tensor, how: str) -> Tensor:
 def regression_matrix(features: Tensor, merging: Tensor, real_slots: Tensor | None = None) -> Tensor:
     """Unmerging as Gaussian-process regression (kriging): U = K(X, MX) (K(MX, MX) + noise)^-1.
 
-    What came out for the merged tokens is known at k points of the space of features; for each token it is
-    predicted from all of these, and not only copied from the nearest. Rows sum to 1, since the prior is the
-    mean over the region. K is a Gaussian kernel whose width is the mean distance of merged tokens.
+    The module's output is known for the k merged tokens, that is, at k points in feature space. Each token's
+    output is predicted from all of them instead of copied from the nearest. Rows sum to 1, since the prior is
+    the mean over the region. K is a Gaussian kernel; its squared width is the mean squared distance between
+    merged tokens.
 
-    features: [G, n, C], merging: [G, k, n], real_slots: [G, k] bool, False for surplus slots, which weigh
-    nothing. Returns [G, n, k] in fp32.
+    features: [G, n, C], merging: [G, k, n], real_slots: [G, k] bool, False for surplus slots, which get no
+    weight. Returns [G, n, k] in fp32.
     """
     unit = F.normalize(features.float(), dim=-1)
-    tokens = unit - unit.mean(1, keepdim=True)  # else rounding would be as large as distances of near tokens
+    # centred, since otherwise rounding errors would be as large as the distances between similar tokens
+    tokens = unit - unit.mean(1, keepdim=True)
     points = torch.bmm(merging, tokens)
     known, wanted = _squared_distances(points, points), _squared_distances(points, tokens)
     real = merging.new_ones(merging.shape[:2]) if real_slots is None else real_slots.to(merging.dtype)
@@ -161,15 +167,14 @@ def regression_matrix(features: Tensor, merging: Tensor, real_slots: Tensor | No
     noise = REGRESSION_NOISE * torch.eye(known.shape[1], device=known.device)
     known = torch.exp(known / (-2 * width)) * pairs + torch.diag_embed(1 - real) + noise
     wanted = torch.exp(wanted / (-2 * width)) * real[:, :, None]
-    weights = torch.linalg.solve_ex(known, wanted).result.transpose(
-        1, 2
-    )  # the checked `solve` waits for a GPU
+    # `torch.linalg.solve` would check for errors, which synchronises a GPU
+    weights = torch.linalg.solve_ex(known, wanted).result.transpose(1, 2)
     left = 1 - weights.sum(-1, keepdim=True)
     return weights + left * (real / real.sum(-1, keepdim=True))[:, None, :]
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """[G, p, C], [G, q, C] -> [G, p, q]."""
+    """Pairwise squared distances: [G, p, C], [G, q, C] -> [G, p, q]."""
     products = torch.bmm(a, b.transpose(1, 2))
     squares = a.square().sum(-1)[:, :, None] + b.square().sum(-1)[:, None, :]
     return (squares - 2 * products).clamp_min(0)

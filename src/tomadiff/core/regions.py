@@ -1,8 +1,10 @@
-"""The grid of tokens cut into regions, and the tokens moved between the two orders.
+"""Partition the token grid into regions, and reorder tokens between image order and region order.
 
 Everything ToMA does happens inside a region, with all regions side by side in the batch dimension, so a
-layout of regions is a permutation of the tokens. Grids that regions don't divide are cut into nearly equal
-ones, and the smaller ones are padded: the masks below say which places and which slots are real.
+layout of regions is a permutation of the tokens. A grid that regions don't divide evenly is cut into nearly
+equal regions, and the smaller ones are padded: the `real` masks below are False for padding.
+
+A token's place is its index in region order; a slot is an index in the merged tokens of all regions.
 """
 
 from __future__ import annotations
@@ -18,64 +20,64 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Regions:
-    """`count` regions of up to `size` tokens; the shorthand for shapes is R = count, n = size, N = tokens."""
+    """`count` regions of up to `size` tokens; in shapes, R = count, n = size, N = tokens."""
 
     tokens: int
     count: int
     size: int
-    lengths: tuple[int, ...]  # real tokens in each region
-    order: Tensor | None  # [R * n] the token at each place; None where nothing has to move
-    places: Tensor | None  # [N] the place of each token
-    real: Tensor | None  # [R, n] bool, False where a place is padding; None where none is
+    lengths: tuple[int, ...]  # number of real tokens in each region
+    order: Tensor | None  # [R * n] the token at each place; None if region order is image order
+    places: Tensor | None  # [N] the place of each token; None if region order is image order
+    real: Tensor | None  # [R, n] bool, False where a place is padding; None if there is no padding
 
     def arrange(self, x: Tensor) -> Tensor:
-        """[B, N, C] -> [B, R * n, C], region by region; padding repeats tokens, and weighs nothing later."""
+        """Into region order: [B, N, C] -> [B, R * n, C]. Padding repeats tokens; masks give it no weight."""
         return x if self.order is None else x.index_select(1, self.order)
 
     def restore(self, x: Tensor) -> Tensor:
-        """[B, R * n, C] -> [B, N, C], the inverse of `arrange`."""
+        """Back into image order, the inverse of `arrange`: [B, R * n, C] -> [B, N, C]."""
         return x if self.places is None else x.index_select(1, self.places)
 
     def split(self, x: Tensor) -> Tensor:
-        """Arranged tokens with the regions in the batch: [B, R * n, C] -> [B * R, n, C]."""
+        """Move the regions of arranged tokens into the batch: [B, R * n, C] -> [B * R, n, C]."""
         return x.reshape(x.shape[0] * self.count, self.size, x.shape[-1])
 
     def tokens_at(self, picks: Tensor) -> Tensor:
-        """Places within regions, [B * R, k], as token numbers, [B * R, k]."""
+        """The token numbers at these places within each region: [B * R, k] -> [B * R, k]."""
         first = torch.arange(0, self.count * self.size, self.size, device=picks.device)
         picks = picks + first.repeat(picks.shape[0] // self.count)[:, None]
         return picks if self.order is None else self.order[picks]
 
     def places_of(self, tokens: Tensor) -> Tensor:
-        """Token numbers, any shape, as places within their regions."""
+        """The places of tokens within their regions; `tokens` may have any shape."""
         return (tokens if self.places is None else self.places[tokens]) % self.size
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Where the merged tokens of each region sit in the shortened sequence: K tokens, at most k a region."""
+    """Where each region's merged tokens sit in the merged sequence: K tokens, at most k per region."""
 
     regions: int  # R
-    kept: int  # K, over all regions
-    size: int  # k, of the largest region
+    kept: int  # K, summed over all regions
+    size: int  # k, the number of slots per region: as many as the largest region needs
     real: Tensor | None = None  # [R, k] bool, False for the surplus slots of smaller regions
     index: Tensor | None = None  # [K] the slot of each merged token
     positions: Tensor | None = None  # [R * k] the merged token in each slot; surplus slots repeat one
 
     def pack(self, x: Tensor) -> Tensor:
-        """[B * R, k, ...] -> [B, K, ...]."""
+        """From slots to the merged sequence: [B * R, k, ...] -> [B, K, ...]."""
         x = x.reshape(x.shape[0] // self.regions, self.regions * self.size, *x.shape[2:])
         return x if self.index is None else x.index_select(1, self.index)
 
     def unpack(self, x: Tensor) -> Tensor:
-        """[B, K, ...] -> [B * R, k, ...]."""
+        """From the merged sequence to slots: [B, K, ...] -> [B * R, k, ...]."""
         if self.positions is not None:
             x = x.index_select(1, self.positions)
         return x.reshape(x.shape[0] * self.regions, self.size, *x.shape[2:])
 
 
 def num_kept(tokens: int, ratio: float) -> int:
-    """K = N - floor(N * ratio), at least one; the small term keeps 100 * 0.29 from being 28.999..."""
+    """K = N - floor(N * ratio), at least 1. The 1e-9 is for products like 100 * 0.29, which is 28.999..."""
     return max(1, tokens - math.floor(tokens * ratio + 1e-9))
 
 
@@ -83,12 +85,13 @@ def num_kept(tokens: int, ratio: float) -> int:
 def partition(
     grid: tuple[int, ...], kind: str, size: int | tuple[int, ...], shift: bool, device: torch.device
 ) -> Regions:
-    """The regions of a grid of any number of axes, tokens in row-major order.
+    """The regions of a grid with any number of axes; tokens are in row-major order.
 
-    kind "tile": boxes of at most `size` tokens a side, one number for each axis; a single number means tiles
-    along the last two axes, each within one frame of a video.
-    kind "stripe": runs of the sequence, as long as a tile has tokens. kind "global": everything.
-    `shift` moves the layout by half a region, round the edges, so that no region gets smaller.
+    kind "tile": boxes with sides of at most `size` tokens, one number per axis; a single number means square
+    tiles along the last two axes, each within one frame of a video.
+    kind "stripe": contiguous runs of the sequence with as many tokens as a tile.
+    kind "global": one region.
+    `shift` moves all regions by half their size, wrapping around the edges, so that none gets smaller.
     """
     tokens = math.prod(grid)
     sides = (1,) * (len(grid) - 2) + (size, size) if isinstance(size, int) else size
@@ -113,7 +116,7 @@ def _layout(tokens: int, boxes: Sequence[Tensor], device: torch.device) -> Regio
     lengths = tuple(len(box) for box in boxes)
     size = max(lengths)
     real = torch.arange(size) < torch.tensor(lengths)[:, None]
-    # a padded place names a token of its own region
+    # padding repeats the region's first token
     order = torch.stack([torch.cat([box, box[:1].expand(size - len(box))]) for box in boxes])
     places = torch.empty(tokens, dtype=torch.long)
     places[order[real]] = torch.arange(order.numel()).reshape(order.shape)[real]
@@ -131,7 +134,7 @@ def _layout(tokens: int, boxes: Sequence[Tensor], device: torch.device) -> Regio
 
 @lru_cache(maxsize=64)
 def slot_layout(lengths: tuple[int, ...], ratio: float, device: torch.device) -> Slots:
-    """The slots of the merged tokens of regions with these lengths."""
+    """The slots for the merged tokens of regions with these numbers of real tokens."""
     counts = [num_kept(length, ratio) for length in lengths]
     size = max(counts)
     if min(counts) == size:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CHOSEN = -1e9  # far below any sum of cosines, so a token that carries it is never the best
-# Two tokens that are each other's nearest gain exactly the same, and rounding, which differs with the batch
-# size, must not decide between them. So each token is worth a little less than the one before, but more
-# than rounding.
+CHOSEN = -1e9  # value of a token that can't be picked: far below any sum of cosines
+# Two tokens that are each other's nearest have exactly the same gain, and rounding, which depends on the
+# batch size, must not decide between them. So each token's value is reduced by TIE times its index; TIE is
+# larger than the rounding error.
 TIE = 2e-6
-CACHE = 2**20  # bytes of similarities at a time, which stay in the second-level cache of a CPU
-LARGE = 512  # tokens in a region, of which a pick changes so few that a CPU had better look for these
-NONE, ALL = -2.0, 2.0  # less and more than any cosine
+CACHE = 2**20  # bytes of similarities per chunk on a CPU, so that a chunk stays in the L2 cache
+LARGE = 512  # in regions of more tokens, a pick changes few values, and a CPU is faster updating only those
+NONE, ALL = -2.0, 2.0  # below and above any cosine
 
 
 def facility_location(similarity: Tensor, k: int, real: Tensor | None = None) -> Tensor:
-    """The k tokens of each region that represent it best, in the order they were picked.
+    """The k tokens that best represent each region, in the order in which they were picked.
 
-    Greedily maximises f(D) = sum_j max_{i in D} S_ij, which is within 1 - 1/e of the best set of that size.
+    Greedily maximises f(D) = sum_j max_{i in D} S_ij, which gets within 1 - 1/e of the best set of that size.
 
     similarity: [G, n, n], symmetric, fp32. real: [G, n] bool, False for padding, which is never picked
     while a real token is left. Returns [G, k]. Ties go to the first token.
@@ -33,13 +33,13 @@ def facility_location(similarity: Tensor, k: int, real: Tensor | None = None) ->
 
 
 def _by_sums(similarity: Tensor, real: Tensor | None, k: int) -> Tensor:
-    """All of f anew for each pick: [G, n, n] -> [G, k].
+    """Recompute f for every pick: [G, n, n] -> [G, k].
 
-    `cover[j, g, i] = max(S_ij, m_j)`, with m_j the similarity of j to its nearest pick so far, is all the
-    state there is: sums over j are f(D + i), and where i is the pick, there is the next m. (All less 1, so
-    that sums are of small numbers where it matters.) One more j breaks ties and marks the tokens that can't
-    be picked, or not again. That makes five launches a pick, on buffers that are made once, and with j
-    first, sums and maxima go over memory as it lies.
+    The only state is `cover[j, g, i] = max(S_ij, m_j) - 1`, where m_j is the similarity of token j to its
+    nearest pick so far. Its sum over j is f(D + i) up to a constant, and its slice at i = pick is the next m.
+    (Subtracting 1 keeps the summands small, and their sum exact, near cosine 1.) One more row, j = n, breaks
+    ties and marks the tokens that can't be picked (again). This takes five launches per pick on buffers that
+    are allocated once; with j as the first axis, sums and maxima read memory contiguously.
     """
     groups, n, _ = similarity.shape
     cover = similarity.new_empty(n + 1, groups, n)
@@ -48,7 +48,7 @@ def _by_sums(similarity: Tensor, real: Tensor | None, k: int) -> Tensor:
     worth.copy_(torch.arange(n, dtype=cover.dtype, device=cover.device) * -TIE)
     if real is not None:
         worth.masked_fill_(~real, CHOSEN)
-        tokens.masked_fill_(~real.T[..., None], 0)  # nobody gains by covering padding
+        tokens.masked_fill_(~real.T[..., None], 0)  # covering padding gains nothing
     value = similarity.new_empty(groups, n)
     picks = torch.empty(k, groups, dtype=torch.long, device=similarity.device)
     nearest = similarity.new_empty(n, groups, 1)
@@ -63,17 +63,17 @@ def _by_sums(similarity: Tensor, real: Tensor | None, k: int) -> Tensor:
 
 
 def _by_changes(similarity: Tensor, real: Tensor | None, k: int) -> Tensor:
-    """f kept from pick to pick, for one region: [1, n, n] -> [1, k].
+    """Update f from pick to pick, for one region: [1, n, n] -> [1, k].
 
-    Only tokens that are nearer to the pick than to all before it change f(D + i), by what max(S_ij, m_j)
-    becomes more. That is added up in fp64: what is wrong in it would stay there to the end.
+    Only tokens j that are nearer to the new pick than to all earlier ones change f(D + i), by the increase of
+    max(S_ij, m_j). The increases are summed in fp64, since rounding errors would accumulate over all picks.
     """
     similarity, n = similarity[0], similarity.shape[1]
     value = torch.arange(n, dtype=torch.float64) * -TIE
     nearest = similarity.new_full((n,), NONE)
     if real is not None:
         value.masked_fill_(~real[0], CHOSEN)
-        nearest.masked_fill_(~real[0], ALL)  # nobody gains by covering padding
+        nearest.masked_fill_(~real[0], ALL)  # covering padding gains nothing
     for part in (nearest == NONE).nonzero()[:, 0].split(LARGE):
         value += similarity[part].sum(0, dtype=torch.float64)
     picks = []

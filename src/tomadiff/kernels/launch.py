@@ -1,4 +1,4 @@
-"""A kernel with its arguments: to be run, to be run again, or to be compiled for a GPU that isn't here."""
+"""A kernel launch as an object: it can be run, repeated cheaply, or compiled for a GPU that isn't present."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ import torch
 import triton
 from torch import Tensor
 
-# from this version on, a compiled kernel takes the same arguments as the function that it was compiled from
+# from Triton 3.3 on, a compiled kernel takes the same arguments as the function it was compiled from
 REPEATABLE = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 3)
 
 
 @dataclass(frozen=True)
 class Launch:
-    kernel: Any  # what triton.jit made of a function
+    kernel: Any  # a function decorated with triton.jit
     grid: tuple[int, ...]
     arguments: dict[str, Any]  # by the names of the kernel's parameters
     warps: int
 
     @property
     def options(self) -> dict[str, Any]:
-        # a * b + c rounded once is faster and more exact; from Triton 3.10 on it has to be asked for
+        # fused multiply-add is faster and rounds only once; from Triton 3.10 on it has to be requested
         return {"num_warps": self.warps, "enable_fp_fusion": True}
 
     def run(self) -> Any:
-        """Returns the compiled kernel; None from the interpreter, which compiles nothing."""
+        """Launch the kernel and return it compiled, or None in the interpreter, which compiles nothing."""
         first = next(value for value in self.arguments.values() if isinstance(value, Tensor))
-        with torch.cuda.device_of(first):  # Triton launches on the current device, whatever it is given
+        with torch.cuda.device_of(first):  # Triton launches on the current device, not on its tensors' device
             return self.kernel[self.grid](**self.arguments, **self.options)
 
 
 class Repeat:
-    """A launch to be made again with other tensors of the same traits, without looking at all else again.
+    """A launch that can be repeated with other tensors of the same `traits`.
 
-    Triton's own way to a launch binds and inspects some thirty arguments, which takes the host longer than
-    torch takes for a whole operation.
+    Triton's own launch path binds and inspects some thirty arguments every time, which takes the host longer
+    than a whole torch operation.
     """
 
     def __init__(self, launch: Launch, compiled: Any, varying: tuple[str, ...]) -> None:
         names = launch.kernel.arg_names
         self.values = [launch.arguments[name] for name in names]
         self.places = [names.index(name) for name in varying]
-        # tensors of the first launch must not be held on to
+        # don't keep the tensors of the first launch alive
         for place in self.places:
             self.values[place] = None
         self.device = launch.arguments[varying[-1]].device.index
@@ -74,7 +74,7 @@ def run(
     tensors: tuple[Tensor | None, ...],
     launch: Callable[[], Launch],
 ) -> None:
-    """Launch, or repeat the launch that was made for tensors of the same traits."""
+    """Repeat an earlier launch with tensors of the same traits, or make and keep a new one."""
     if repeats is None or not REPEATABLE:
         launch().run()
         return
@@ -90,10 +90,10 @@ def run(
 
 
 def traits(x: Tensor | None) -> Any:
-    """All of a tensor that the arguments of a launch, and what Triton compiles for them, depend on."""
+    """Everything about a tensor that launch arguments and Triton's specialisation depend on."""
     return None if x is None else (x.shape, x.stride(), x.dtype, x.data_ptr() % 16)
 
 
 def block(size: int) -> int:
-    """The side of a block that holds so many: a power of two, and enough for a tensor core."""
+    """The block size for this many elements: a power of two, at least 16 as tensor cores require."""
     return max(16, triton.next_power_of_2(size))

@@ -1,6 +1,6 @@
-"""Merging and unmerging in one launch each, with tokens read and written where they are in the image.
+"""Merge and unmerge in one launch each, reading and writing tokens in image order.
 
-Both are the same act: rows are gathered, multiplied by the matrix of their region, and scattered.
+Both use the same kernel: gather rows, multiply them by their region's matrix, and scatter the result.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tomadiff.core import Plan
 
 from .launch import Launch, Repeats, block, run
 
-# larger blocks run out of registers where there are no tensor cores: fp32 without TF32, and Volta
+# larger blocks run out of registers without tensor cores, that is, in fp32 without TF32 and on Volta
 ROWS, CHANNELS = 32, 64
 
 
 def merge(plan: Plan, x: Tensor, repeats: Repeats | None = None) -> Tensor:
-    """plan.merge(x): tokens of the image, [B, N, C], into merged ones, [B, K, C]."""
+    """The same as plan.merge(x): [B, N, C] -> [B, K, C]."""
     x = _readable(x)
     merged = x.new_empty(len(x), plan.slots.kept, x.shape[-1])
     run(repeats, "merge", ("x", "out"), (x, merged), lambda: merge_launch(plan, x, merged))
@@ -34,7 +34,7 @@ def unmerge(
     merged: Tensor | None = None,
     repeats: Repeats | None = None,
 ) -> Tensor:
-    """plan.unmerge(y, onto, merged), with `onto` [B, N, C]."""
+    """The same as plan.unmerge(y, onto, merged): [B, K, C] -> [B, N, C]."""
     y, onto, merged = _readable(y), _readable(onto), _readable(merged)
     x = y.new_empty(len(y), plan.regions.tokens, y.shape[-1])
     varying, tensors = ("x", "less", "onto", "out"), (y, merged, onto, x)
@@ -62,7 +62,7 @@ def _launch(
     out_rows: Tensor | None,
     out_real: Tensor | None,
 ) -> Launch:
-    """out[out_rows] = onto[out_rows] + weights @ (x - less)[x_rows], region by region, where out_real."""
+    """out[out_rows] = onto[out_rows] + weights @ (x - less)[x_rows] in each region, where out_real is set."""
     groups, outer, inner = weights.shape
     samples, _, channels = x.shape
     blocks = {
@@ -88,7 +88,7 @@ def _launch(
         "outer": outer,
         "inner": inner,
         "channels": channels,
-        # the interpreter multiplies the bits of bf16 as if they were integers
+        # Triton's interpreter multiplies bf16 bit patterns as if they were integers
         "UPCAST": not isinstance(_mix, triton.JITFunction),
         **blocks,
     }
@@ -101,7 +101,7 @@ def _strides(name: str, x: Tensor | None, *axes: str) -> dict[str, int]:
 
 
 def _readable(x: Any) -> Any:
-    """The image's part of a sequence is read where it is: only channels have to be neighbours."""
+    """The tensor as the kernel can read it: any strides will do, as long as channels are contiguous."""
     return x if x is None or x.stride(-1) == 1 else x.contiguous()
 
 

@@ -1,4 +1,4 @@
-"""core's plan with kernels behind it."""
+"""core's plan, with merging and unmerging done by kernels."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .merge import merge, unmerge
 
 @dataclass(frozen=True)
 class Fused:
-    """A plan whose kernels find tokens where they are in the image, so that nothing is arranged."""
+    """A plan whose kernels read and write tokens in image order, without `arrange` and `restore`."""
 
     plan: Plan
-    # launches with this plan, to be repeated: sites that share it share these
+    # launches made with this plan, repeated by all sites that share it
     repeats: Repeats = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -50,5 +50,5 @@ class Fused:
 
 
 def _trained(*tensors: Tensor | None) -> bool:
-    """Whether gradients will be asked for, which kernels don't have."""
+    """Whether autograd needs gradients, which the kernels don't provide."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

@@ -1,4 +1,4 @@
-"""Whether the kernels do on a device what core does: all of them are run once, in small, and compared."""
+"""Check that the kernels agree with core on a device, by running each of them once on a small example."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def difference(
     size: int = 8,
     channels: int = 80,
 ) -> str | None:
-    """What is wrong with the kernels in a type, in words; None where nothing is.
+    """What the kernels do wrong in this dtype, in words; None if nothing.
 
-    By default, tiles are ragged, and the last block of channels is cut short.
+    The default example has ragged tiles, and channels that don't fill the last block.
     """
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(2, math.prod(grid), channels, generator=generator) + 0.5).to(device, dtype)
@@ -43,13 +43,13 @@ def difference(
         chosen = destinations(x, plan.regions, plan.slots)
         if not bool(((chosen >= 0) & (chosen < x.shape[1])).all()):
             return "choose tokens that there are not"
-        # where two are equally good, rounding may decide for the other one
+        # compare coverage, not tokens: rounding may decide between two tokens that are equally good
         if not torch.allclose(_coverage(x, plan, chosen), _coverage(x, plan, plan.destinations), rtol=1e-4):
             return "choose worse destinations than core"
         merged = plan.merge(x)
         whole = plan.unmerge(2 * merged, x, merged)
         repeats: dict = {}
-        for _ in range(2):  # the second launch takes another way
+        for _ in range(2):  # the second time repeats the first launch, by another code path
             if not _close(merge(plan, x, repeats), merged):
                 return "merge otherwise than core"
             if not _close(unmerge(plan, 2 * merged, x, merged, repeats), whole):
@@ -72,7 +72,7 @@ def core_plan(x: Tensor, regions: Regions) -> Plan:
 
 
 def _coverage(x: Tensor, plan: Plan, chosen: Tensor) -> Tensor:
-    """What destinations are chosen for: how similar tokens are to the nearest one, summed up by region."""
+    """The objective that destinations maximise: similarity to the nearest one, summed over each region."""
     cosines = similarity(plan.regions.split(plan.regions.arrange(x)))
     picks = plan.regions.places_of(plan.slots.unpack(chosen))
     nearest = cosines.gather(1, picks[..., None].expand(-1, -1, cosines.shape[-1])).amax(1)
@@ -81,6 +81,6 @@ def _coverage(x: Tensor, plan: Plan, chosen: Tensor) -> Tensor:
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
-    """Up to the rounding of the type, and the order of sums."""
+    """Whether two results are equal up to the dtype's rounding and the order of summation."""
     error = 8 * torch.finfo(found.dtype).eps
     return torch.allclose(found.float(), expected.float(), rtol=error, atol=error)

@@ -1,4 +1,4 @@
-"""Choosing destinations in one launch: a program to a region, and all that it needs on chip."""
+"""Choose destinations in one launch: one program per region, which keeps all similarities on chip."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIE = tl.constexpr(twin.TIE)
 
 
 def facility_location(similarity: Tensor, k: int, real: Tensor | None = None) -> Tensor:
-    """core.facility_location: [G, n, n] -> [G, k]."""
+    """The same as core.facility_location: [G, n, n] -> [G, k]."""
     if similarity.shape[-1] > LARGEST:
         return twin.facility_location(similarity, k, real)
     picks = torch.empty(len(similarity), k, dtype=torch.long, device=similarity.device)
@@ -27,9 +27,9 @@ def facility_location(similarity: Tensor, k: int, real: Tensor | None = None) ->
 
 
 def destinations(features: Tensor, regions: Regions, slots: Slots) -> Tensor:
-    """The destinations [B, K] for features [B, N, C], both in the image's order, from one launch.
+    """The destinations, [B, K] token numbers, for features in image order, [B, N, C], in one launch.
 
-    What core does with regions.arrange, similarity, facility_location, regions.tokens_at and slots.pack.
+    It replaces core's regions.arrange, similarity, facility_location, regions.tokens_at and slots.pack.
     """
     features = features if features.stride(-1) == 1 else features.contiguous()
     chosen = torch.empty(len(features), slots.kept, dtype=torch.long, device=features.device)
@@ -61,13 +61,13 @@ def destinations_launch(features: Tensor, regions: Regions, slots: Slots, chosen
         "k": slots.size,
         "kept": slots.kept,
         "PLACES": block(regions.size),
-        "CHANNELS": 16,  # at a time, as registers allow
+        "CHANNELS": 16,  # channels per iteration; more would not fit in registers
     }
     return Launch(_destinations, (len(features) * regions.count,), arguments, _warps(regions.size))
 
 
 def _warps(n: int) -> int:
-    """For 256 tokens all that a program can have; of 64 tokens, each thread then holds 16 similarities."""
+    """For 256 tokens, the maximum of 32 warps; for 64 tokens, 8 warps: 16 similarities per thread."""
     return block(n) // 8
 
 
@@ -81,7 +81,7 @@ def _facility_location(similarity, real, picks, n, k, PLACES: tl.constexpr):
     short = tl.load(similarity + at, mask=both, other=1) - 1
     if real is not None:
         free = tl.load(real + group * n + places, mask=free, other=0) != 0
-        short = tl.where(free[None, :], short, 0.0)  # nobody gains by covering padding
+        short = tl.where(free[None, :], short, 0.0)  # covering padding gains nothing
     nearest = tl.full([PLACES], float("-inf"), tl.float32)
     for slot in range(k):
         pick, nearest, free = _pick(short, nearest, free, places, n)
@@ -122,15 +122,14 @@ def _destinations(
     for start in range(0, channels, CHANNELS):
         channel = start + tl.arange(0, CHANNELS)[None, :]
         x = tl.load(rows + channel, mask=inside[:, None] & (channel < channels), other=0).to(tl.float32)
-        products = tl.dot(
-            x, tl.trans(x), products, input_precision="ieee"
-        )  # TF32 can't tell neighbours apart
-    # lengths are on the diagonal, and wanted along both axes
+        # not in TF32, which is too coarse to tell similar tokens apart
+        products = tl.dot(x, tl.trans(x), products, input_precision="ieee")
+    # the squared norms are on the diagonal; the norms are needed along both axes
     diagonal = tl.where(places[:, None] == places[None, :], products, 0.0)
     lengths = tl.maximum(tl.sqrt_rn(tl.sum(diagonal, axis=1)), 1e-12)
     lengths_too = tl.maximum(tl.sqrt_rn(tl.sum(diagonal, axis=0)), 1e-12)
     short = products / (lengths[:, None] * lengths_too[None, :]) - 1
-    short = tl.where(free[None, :], short, 0.0)  # nobody gains by covering padding
+    short = tl.where(free[None, :], short, 0.0)  # covering padding gains nothing
 
     nearest = tl.full([PLACES], float("-inf"), tl.float32)
     for slot in range(k):
@@ -148,13 +147,13 @@ def _destinations(
 
 @triton.jit
 def _pick(short, nearest, free, places, n):
-    """The next pick, how far its nearest pick now falls short of each token, and which tokens are left.
+    """Return the next pick, each token's similarity to its nearest pick less 1, and the tokens still free.
 
-    short: [n, n] similarity less 1, so that sums are of small numbers where it matters. core writes its
-    maximum with `nearest` back; here it is taken anew, which is as exact and leaves `short` where it is.
+    short: [n, n] similarity less 1, which keeps the summands small near cosine 1. core stores the maximum of
+    `short` and `nearest`; here it is recomputed, which is as exact and leaves `short` unchanged.
     """
     value = tl.sum(tl.maximum(short, nearest[None, :]), axis=1) - places * TIE
     pick = tl.argmax(tl.where(free, value, CHOSEN), axis=0)
     row = tl.sum(tl.where(places[:, None] == pick, short, 0.0), axis=0)
-    # among NaNs, argmax may find a place beyond the region, which must not be looked up
+    # with NaNs, argmax may return an index beyond the region, which must not be read
     return tl.minimum(pick, n - 1), tl.maximum(nearest, row), free & (places != pick)

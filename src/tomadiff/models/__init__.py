@@ -1,7 +1,7 @@
-"""One small declaration for each architecture: adding a file with a FAMILY adds it.
+"""One small declaration per architecture: a file that defines FAMILY is picked up automatically.
 
-Declarations import torch for type checkers only, and within functions: `tomadiff families` lists them all
-without waiting for it.
+Declarations import torch only for type checking and inside functions, so that `tomadiff families` can list
+them without loading torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAMILIES: tuple[Family, ...] = tuple(family for family in _DECLARED if family)
 
 
 def family_of(model: nn.Module) -> Family:
-    """The family of a model, by the names of its class and its bases."""
+    """The family of a model, looked up by the names of its class and base classes."""
     family = find_family(model)
     if family is not None:
         return family
@@ -39,7 +39,7 @@ def family_of(model: nn.Module) -> Family:
 
 
 def find_family(model: nn.Module) -> Family | None:
-    """None for denoisers whose tokens can't be merged; anything but a denoiser is refused."""
+    """The model's family, or None for a denoiser without one. Raises for models that are not denoisers."""
     names = {cls.__name__ for cls in type(model).__mro__}
     found = next((family for family in FAMILIES if names & set(family.models)), None)
     reason = None if found else no_denoiser(type(model).__name__)

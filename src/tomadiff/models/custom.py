@@ -1,4 +1,4 @@
-"""Models that nobody declared: where their tokens are, said by whoever calls `apply`."""
+"""Models without a declared family: the user describes their merge sites with `Sites`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sites:
-    """Where to merge in a model of no declared family. `tomadiff inspect` writes the line to use.
+    """Where to merge in a model without a declared family. `tomadiff inspect` prints a line to start from.
 
     Attributes:
-        blocks: the name of the model's list of transformer blocks, as in "transformer_blocks", or several.
+        blocks: name of the model's list of transformer blocks, such as "transformer_blocks", or several.
         tokens: the blocks' argument with the image tokens, [B, S, C].
-        output: where they come back, if a block returns more than these.
-        grid: rows and columns of the tokens (frames, rows and columns for video), or a function that tells;
-            its parameters are named like the arguments of the model that it needs:
+        output: index of the image tokens in what a block returns, if it returns a tuple.
+        grid: rows and columns of the tokens (for video: frames, rows and columns), or a function that
+            returns them; its parameters are named after the model's arguments that it needs:
             grid=lambda hidden_states: tuple(side // 2 for side in hidden_states.shape[-2:])
         rotary: the blocks' argument with rotary tables, [S, ...] or [B, S, ...]; or `PerTokenArg`s.
-        follows: other arguments of the blocks with an entry for each token: masks over keys, timesteps.
-        text: "first" or "last", if text is in the same sequence.
-        residual: blocks add to their tokens, as nearly all do.
-        spans: nothing happens to tokens between the blocks of a list, so that these can be merged as one.
-        time: the model's argument that tells the step; None if none does.
+        follows: other per-token arguments of the blocks, such as key masks or timesteps.
+        text: "first" or "last" if text tokens are in the same sequence.
+        residual: blocks return their input plus a change, as nearly all do.
+        spans: nothing else acts on the tokens between consecutive blocks, so that these can share one merge.
+        time: the model's argument with the timestep; None if it has none.
     """
 
     blocks: str | tuple[str, ...]
@@ -58,7 +58,7 @@ class Sites:
 
 
 def family(model: nn.Module, sites: Sites) -> Family:
-    """The family of one: a declaration made from what was said, after looking whether it can be true."""
+    """A family for this one model, made from `sites` after checking it against the model's signatures."""
     if not isinstance(sites, Sites):
         raise ConfigError(f"sites must be tomadiff.Sites(...), not {sites!r}")
     lists = (sites.blocks,) if isinstance(sites.blocks, str) else tuple(sites.blocks)
@@ -104,7 +104,7 @@ def family(model: nn.Module, sites: Sites) -> Family:
 
 
 def lists_of_blocks(model: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
-    """The model's lists of modules that are alike, by name."""
+    """The model's module lists whose members all have the same class, by name."""
     from torch import nn
 
     return {
@@ -134,7 +134,7 @@ def _check(argument: str, module: nn.Module, who: str) -> None:
 
 
 def _rotary(rotary: str | tuple[PerTokenArg, ...] | None) -> tuple[PerTokenArg, ...]:
-    """Tables of two axes are for all samples; others have the samples first."""
+    """Tables with two axes are shared by all samples; tables with more axes start with a batch axis."""
     if not isinstance(rotary, str):
         return tuple(rotary or ())
     return tuple(PerTokenArg(rotary, axis=min(ndim - 2, 1), ndim=ndim) for ndim in range(2, 8))

@@ -1,4 +1,4 @@
-"""What several declarations say."""
+"""Helper functions that several declarations share."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def latent_grid(model: nn.Module, latent: Tensor) -> tuple[int, ...]:
-    """Rows and columns of patches of a latent, [B, C, h, w]; frames first, if patches have a length."""
+    """Rows and columns of a latent's patches; with 3-D patches, frames, rows and columns."""
     patch = model.config.patch_size
     patch = (patch, patch) if isinstance(patch, int) else patch
     return tuple(side // length for side, length in zip(latent.shape[-len(patch) :], patch))
 
 
 def ada_norm(block: nn.Module, call: Call) -> Tensor:
-    """Tokens as they go into attention, by a norm1 that returns them beside shifts, scales and gates."""
+    """Attention's input: the first output of a norm1 that also returns shifts, scales and gates."""
     return block.norm1(call["hidden_states"], emb=call["temb"])[0]
 
 
@@ -28,12 +28,11 @@ def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def weigh_by(argument: str, axes: int = 4, text: str | None = None) -> Callable[[Call, Tensor], None]:
-    """Hand the bias to an argument, or "argument.key" of a dict, that takes a mask of so many axes.
+    """A `weigh_keys` that passes the bias as an additive mask, by `argument` or, in a dict, "argument.key".
 
-    The samples are the first of these axes, the keys the last.
-
-    `text` is an argument whose tokens come in front, where it is given. A mask that is there already, True
-    for what counts, stays in force.
+    The mask has this many axes: the first is the batch, the last the keys. `text` names an argument whose
+    tokens, if it is passed, come before the image's in the keys. A boolean mask that the caller passes (True:
+    attend) stays in force.
     """
 
     outer, _, inner = argument.partition(".")

@@ -1,7 +1,7 @@
-"""Sequences of pictures whose tokens come with positions: number of the picture, row, column.
+"""Sequences of several images whose tokens have position ids: index of the image, row, column.
 
-The picture that is drawn has the lowest number. References beside it stay whole on purpose: they are what a
-picture has to agree with, and they are not a picture's own to blur.
+The image being generated has the lowest index. Reference images in the same sequence are never merged: the
+generated image has to agree with them in detail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _drawn(ids: Tensor) -> tuple[int, int, int, int]:
-    """Where the drawn picture starts in the sequence, its tokens, rows and columns. Waits for the device."""
+    """Start, number of tokens, rows and columns of the image being generated. Synchronises the device."""
     ids = ids[0] if ids.ndim == 3 else ids
     numbers, counts = (part.tolist() for part in ids[:, 0].unique_consecutive(return_counts=True))
     place = numbers.index(min(numbers))

@@ -46,7 +46,7 @@ REFUSED: dict[str, str] = {
     "Kandinsky6SRTransformer3DModel": "its block-sparse attention (NABLA) needs all tokens of 8 x 8 blocks",
 }
 
-# of what isn't a denoiser, by a part of its name
+# reasons for models that are no denoisers, by a part of their class name
 OTHERS: dict[str, str] = {
     "ControlNet": "it runs beside the model that it controls: give tomadiff that one, or the pipeline",
     "Adapter": _PART,
@@ -57,10 +57,10 @@ OTHERS: dict[str, str] = {
 
 
 def why(name: str) -> str | None:
-    """Why a class of models is refused, if it is known."""
+    """Why a model class, given by name, is refused; None if no reason is known."""
     return REFUSED.get(name) or no_denoiser(name)
 
 
 def no_denoiser(name: str) -> str | None:
-    """What a class of models does instead, if it is known to take no denoising steps."""
+    """Why a model class, given by name, is no denoiser; None if it may be one."""
     return next((reason for part, reason in OTHERS.items() if part in name), None)
