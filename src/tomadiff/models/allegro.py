@@ -1,4 +1,4 @@
-"""Allegro: blocks on a grid of time, height and width; rotary tables come with a position for each token."""
+"""Allegro: blocks on a grid of time, height and width; rotary tables come with per-token positions."""
 
 from __future__ import annotations
 

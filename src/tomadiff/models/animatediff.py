@@ -1,7 +1,7 @@
-"""AnimateDiff and other UNets of images with motion in between.
+"""AnimateDiff and other image UNets with motion modules.
 
-Their blocks in space see one frame each, so frames are samples of a batch, and each is merged for itself.
-What attends over time sees a few frames for every pixel: that stays dense on purpose.
+Spatial blocks take frames as samples of the batch, so each frame is merged on its own. Motion modules attend
+over the few frames of one pixel; they stay dense on purpose.
 """
 
 from __future__ import annotations

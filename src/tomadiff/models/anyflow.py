@@ -1,4 +1,4 @@
-"""AnyFlow: Wan's blocks; all tokens have modulations of their own, and queries and keys their own tables."""
+"""AnyFlow: Wan's blocks with per-token modulation, and separate rotary tables for queries and keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
-    """[B, F, C, H, W]"""
+    """Frames, rows and columns of a latent [B, F, C, H, W]."""
     frames, _, height, width = latents.shape[1:]
     return frames, height // model.config.patch_size[1], width // model.config.patch_size[2]
 

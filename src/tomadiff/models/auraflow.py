@@ -1,6 +1,6 @@
 """AuraFlow: joint blocks, then single blocks with the text first; learned positions.
 
-Its attention takes no mask, so that keys can be weighed only at its very call (`where="kv"`).
+Its attention takes no mask, so key weights can be added only in the attention call itself (`where="kv"`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bria: Flux's blocks; in Fibo, with the text in the single blocks' tokens, and other text for each block."""
+"""Bria: Flux's blocks. Fibo's single blocks have text in their sequence, different text in each block."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Bria Fibo 2: single blocks, a gist of the text first, references behind the picture, complex rotations.
+"""Bria Fibo 2: single blocks; gist tokens of the text first, references last; complex rotary positions.
 
-Where prompts of a batch have gists of different lengths, these go behind everything, under a mask.
+If the prompts of a batch have different numbers of gist tokens, these come last instead, with a mask.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Chroma: Flux's blocks without their modulation, and a mask over text and image.
 
-The mask is multiplied by itself on the way to attention, so that whole blocks take no weights for keys.
+Blocks multiply the mask by its own transpose before attention, so it can't carry key weights there.
 """
 
 from __future__ import annotations

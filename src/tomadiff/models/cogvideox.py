@@ -1,4 +1,4 @@
-"""CogVideoX and ConsisID: joint blocks, text in an argument of its own and first inside."""
+"""CogVideoX and ConsisID: joint blocks; text is a separate argument and comes first inside attention."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def weigh_block_keys(call: Call, bias: Tensor) -> None:
 
 
 def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
-    """[B, F, C, H, W]"""
+    """Frames, rows and columns of a latent [B, F, C, H, W]."""
     frames, _, height, width = latents.shape[1:]
     patch = model.config.patch_size
     return -(-frames // (model.config.get("patch_size_t") or 1)), height // patch, width // patch
@@ -66,11 +66,11 @@ FAMILY = Family(
     name="cogvideox",
     covers="CogVideoX, ConsisID",
     models=("CogVideoXTransformer3DModel", "ConsisIDTransformer3DModel"),
-    # ConsisID's blocks hand nothing on to their attention
+    # ConsisID's blocks don't pass arguments on to attention, so key weights can't reach it
     blocks=(block("CogVideoXBlock", weigh_block_keys), block("ConsisIDBlock")),
     grid_from="hidden_states",
     grid=grid,
-    between_blocks=("id_cond",),  # ConsisID adds faces there
+    between_blocks=("id_cond",),  # ConsisID adds face features between blocks
     dimensions="3-D",
     pipelines=("CogVideoXPipeline",),
 )

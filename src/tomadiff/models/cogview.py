@@ -1,7 +1,8 @@
-"""CogView 3-Plus, CogView 4 and GLM-Image: joint blocks whose attention projects text and image alike.
+"""CogView 3-Plus, CogView 4 and GLM-Image: joint blocks whose attention projects text and image together.
 
-So keys and values are merged behind that. From CogView 4 on, one MLP runs on the text and on the
-image in turn, and can't be told which it gets. GLM-Image first reads its references, which stay whole.
+So keys and values are merged after the projections. From CogView 4 on, the same MLP runs on the text and
+then on the image, and a hook can't tell which one it gets. GLM-Image first encodes its references in separate
+calls, which run dense.
 """
 
 from __future__ import annotations

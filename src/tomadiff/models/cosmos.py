@@ -1,6 +1,6 @@
-"""Cosmos 1 and 2: blocks on a grid of time, height and width; frames may have timesteps of their own.
+"""Cosmos 1 and 2: blocks on a grid of time, height and width; each frame may have its own timestep.
 
-Where blocks add learned positions or a ControlNet's residuals to their tokens, a merged token takes its
+Where blocks add learned positions or ControlNet residuals to their tokens, a merged token gets its
 destination's.
 """
 

@@ -1,4 +1,4 @@
-"""DiT: class labels instead of text; self-attention and MLP alone."""
+"""DiT: class labels instead of text; only self-attention and MLP."""
 
 from __future__ import annotations
 

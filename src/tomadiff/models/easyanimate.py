@@ -1,4 +1,4 @@
-"""EasyAnimate 5: joint blocks, text in an argument of its own."""
+"""EasyAnimate 5: joint blocks; text is a separate argument."""
 
 from __future__ import annotations
 

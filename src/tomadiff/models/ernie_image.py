@@ -1,6 +1,6 @@
-"""ERNIE-Image: single blocks, the text last. Between modules its tokens come before the samples, [S, B, C].
+"""ERNIE-Image: single blocks, text last. Between modules, tokens have the shape [S, B, C].
 
-So attention, which gets samples first, is all that can be merged.
+Only attention takes them batch first, so only attention can be merged.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Flux.1 and those built on its blocks: joint blocks, then single blocks; rotary positions, text first.
+"""Flux.1 and models built on its blocks: joint blocks, then single blocks; rotary positions, text first.
 
-References (Kontext) follow the picture in its sequence, and stay whole.
+Reference images (Kontext) follow the generated image in its sequence, and are never merged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ATTENTION_TO_MERGED: dict[str, Any] = ATTENTION | {
 
 
 def blocks(prefix: str, attention_kwargs: str = "joint_attention_kwargs") -> tuple[Block, Block]:
-    """Flux's blocks under another name. Attention's arguments, a mask among them, come in a dict."""
+    """Flux's blocks under another class name; `attention_kwargs` names their argument for attention."""
     whole: dict[str, Any] = {
         "outputs": (1,),
         "residual": True,
@@ -46,7 +46,7 @@ def blocks(prefix: str, attention_kwargs: str = "joint_attention_kwargs") -> tup
     joint = Block(
         f"{prefix}TransformerBlock",
         whole=Site("joint", features=ada_norm, **whole),
-        # an IP-Adapter's share comes back third
+        # the third output is an IP-Adapter's contribution
         modules=(Site("self", "attn", outputs=(0, 2), **ATTENTION), Site("mlp", "ff")),
         keys=(Site("kv", "attn", **ATTENTION_TO_MERGED),),
     )

@@ -1,7 +1,7 @@
-"""Flux.2: joint blocks, then single blocks that do attention and MLP at once; rotary positions, text first.
+"""Flux.2: joint blocks, then single blocks with attention and MLP in parallel; rotary positions, text first.
 
-References, before or behind the picture in its sequence, stay whole. Most of the blocks compute queries,
-keys, values and the MLP's input in one product, so keys and values are merged behind that.
+Reference images, before or after the generated image in its sequence, are never merged. Most blocks compute
+queries, keys, values and the MLP's input in one projection, so keys and values are merged after it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def single_normalised(block: nn.Module, call: Call) -> Tensor:
 
 
 def normalised(x: Tensor, modulation: Tensor, sets: int) -> Tensor:
-    """By shift and scale of the first set; the picture comes last where references have others."""
+    """x with the first set's shift and scale. With per-token modulation, the last token is the image's."""
     modulation = modulation[:, -1:] if modulation.ndim == 3 else modulation[:, None]
     shift, scale, *_ = modulation.chunk(3 * sets, dim=-1)
     return modulated(x, shift, scale)
@@ -65,7 +65,7 @@ FAMILY = Family(
                 follows=(PerTokenArg("temb_mod", axis=1, ndim=3),),
                 weigh_keys=WEIGH,
             ),
-            modules=(Site("self", "attn", text_first=True, **ATTENTION),),  # with the MLP in it
+            modules=(Site("self", "attn", text_first=True, **ATTENTION),),  # includes the MLP
             keys=KEYS,
             joined=True,
         ),

@@ -1,6 +1,6 @@
-"""Flux.3: blocks for text, picture and references apart, then single blocks for all, modulated by token.
+"""Flux.3: joint blocks for text, image and references, then single blocks with per-token modulation.
 
-References stay whole. Attention and MLP of single blocks run on text and image together.
+Reference images are never merged. Attention and MLP of single blocks run on text and image together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:
-    shift, scale, _ = call["temb_mod"][:, :1].chunk(3, dim=-1)  # the picture comes first
+    shift, scale, _ = call["temb_mod"][:, :1].chunk(3, dim=-1)  # the image comes first
     return modulated(block.norm(call["hidden_states"]), shift, scale)
 
 

@@ -1,6 +1,7 @@
-"""HiDream: joint, then single blocks with the text last and other text for each; pictures that are no squares
-are padded behind. Rotary positions as 2 x 2 matrices, which queries and keys must share, so keys are merged
-behind them.
+"""HiDream: joint blocks, then single blocks; text last, and different text tokens in each block.
+
+Images that are not square are padded at the end. Rotary positions are 2 x 2 matrices that queries and keys
+share, so keys are merged after them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
 
 
 def grid(model: nn.Module, latent: Tensor, img_sizes: Tensor) -> tuple[int, ...]:
-    """Where the latent comes as patches, img_sizes has their numbers of rows and columns."""
+    """If the latent is already cut into patches, img_sizes has the numbers of rows and columns."""
     return latent_grid(model, latent) if latent.ndim == 4 else tuple(int(side) for side in img_sizes[0])
 
 
@@ -54,7 +55,7 @@ FAMILY = Family(
     ),
     grid_from=("hidden_states", "img_sizes"),
     grid=grid,
-    skips=True,  # the text behind is replaced after each single block
+    skips=True,  # after each single block, the text tokens at the end are replaced
     time="timesteps",
     pipelines=("HiDreamImagePipeline",),
 )

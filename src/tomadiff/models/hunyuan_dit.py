@@ -1,4 +1,4 @@
-"""HunyuanDiT: self-attention, cross-attention and MLP, rotary positions, skips from early to late blocks."""
+"""HunyuanDiT: self-attention, cross-attention, MLP, rotary positions; skip connections between blocks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""HunyuanImage: joint, then single blocks with the text last; rotary positions of the image alone; a mask.
+"""HunyuanImage: joint, then single blocks with the text last; rotary positions on the image only; a mask.
 
-Single blocks project text and image alike, so keys and values are merged behind that.
+Single blocks project text and image together, so keys and values are merged after the projections.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""HunyuanVideo and FramePack: joint blocks, then single blocks; text behind the video, and masked.
+"""HunyuanVideo and FramePack: joint blocks, then single blocks; text after the video, with a mask.
 
-An image-to-video model treats the first frame apart, which is given: its tokens come first, also when merged.
-FramePack puts what was drawn before in front of the video. That stays whole: it is what the video has to
-agree with, and it is packed already.
+In image-to-video models the first frame is given and modulated differently: its tokens come first, also after
+merging. FramePack puts earlier frames before the video. They are never merged: the video has to agree with
+them, and they are compressed already.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def single_normalised_apart(block: nn.Module, call: Call) -> Tensor:
 
 
 def weigh_keys(call: Call, bias: Tensor) -> None:
-    """The mask, [B, 1, 1, S + T], tells text from padding."""
+    """Add the bias to the model's own mask, [B, 1, 1, S + T], which excludes padding after the text."""
     import torch.nn.functional as F
 
     text, mask = call["encoder_hidden_states"].shape[1], call.get("attention_mask")
@@ -44,14 +44,14 @@ def weigh_keys(call: Call, bias: Tensor) -> None:
 
 
 def grid(model: nn.Module, latents: Tensor, *history: Tensor | None) -> tuple[int, ...]:
-    """[B, C, F, H, W]"""
+    """Frames, rows and columns of a latent [B, C, F, H, W]."""
     frames, height, width = latents.shape[-3:]
     patch = model.config.patch_size
     return frames // model.config.patch_size_t, height // patch, width // patch
 
 
 def reference_tokens(model: nn.Module, latents: Tensor, *history: Tensor | None) -> tuple[int, int]:
-    """Tokens of the history: patches of once, twice and four times the size."""
+    """The number of tokens of earlier frames, which have patches of one, two and four times the size."""
     patch = (model.config.patch_size_t, model.config.patch_size, model.config.patch_size)
     tokens = [
         math.prod(-(-side // (2**level * size)) for side, size in zip(part.shape[-3:], patch))

@@ -1,4 +1,4 @@
-"""HunyuanVideo 1.5: joint blocks; text behind the video, with a mask of its own."""
+"""HunyuanVideo 1.5: joint blocks; text after the video, with a mask of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ideogram 4: single blocks; padding and text first, masks by pairs, rotary positions for each sample."""
+"""Ideogram 4: single blocks; padding and text first, query-by-key masks, per-sample rotary positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
 
 
 def grid(model: nn.Module, position_ids: Tensor) -> tuple[int, ...]:
-    """The picture comes last, and shares its first position with no text."""
+    """Rows and columns of the image: it comes last, and no text token has its first position id."""
     ids = position_ids[0]
     picture = ids[ids[:, 0] == ids[-1, 0]]
     return tuple(int(side) + 1 for side in (picture[-1] - picture[0])[1:].tolist())

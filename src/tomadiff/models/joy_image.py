@@ -1,6 +1,6 @@
-"""JoyImage-Edit: joint blocks; the picture comes first, and references of its size, which stay whole, behind.
+"""JoyImage-Edit: joint blocks; the generated image first, then references of the same size, never merged.
 
-It computes queries, keys and values in one product, so keys and values are merged behind that.
+It computes queries, keys and values in one projection, so keys and values are merged after it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def grid(model: nn.Module, latent: Tensor) -> tuple[int, ...]:
 
 
 def reference_tokens(model: nn.Module, latent: Tensor) -> tuple[int, int]:
-    """Of a latent for each picture, [B, n, C, T, H, W], the last is drawn; the model puts it first."""
+    """Of the n latents in [B, n, C, T, H, W], the last one is generated; the model moves it to the front."""
     frames, rows, columns = latent_grid(model, latent)
     return 0, (latent.shape[1] - 1) * frames * rows * columns if latent.ndim == 6 else 0
 

@@ -1,6 +1,6 @@
-"""Kandinsky 5, pictures and video: self-attention, cross-attention, MLP; rotary positions as 2 x 2 matrices.
+"""Kandinsky 5, images and video: self-attention, cross-attention, MLP; rotary positions as 2 x 2 matrices.
 
-Its block-sparse attention (NABLA) needs blocks of the grid, and is refused.
+Its block-sparse attention (NABLA) needs the full grid, so calls that use it are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
 
 
 def grid(model: nn.Module, latent: Tensor) -> tuple[int, ...]:
-    """Of a latent with its channels last, [B, T, H, W, C]."""
+    """The grid of a latent with channels last, [B, T, H, W, C]."""
     frames, *sides = (side // patch for side, patch in zip(latent.shape[1:4], model.config.patch_size))
     return tuple(sides) if frames == 1 else (frames, *sides)
 

@@ -1,4 +1,4 @@
-"""Krea 2: single blocks with the text first, under a mask; rotary positions."""
+"""Krea 2: single blocks with the text first, and a mask; rotary positions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
 
 
 def grid(model: nn.Module, position_ids: Tensor) -> tuple[int, ...]:
-    """By the last token, which is the picture's; the text's are at the origin."""
+    """Rows and columns, from the position of the last token, which is the image's."""
     return tuple(int(place) + 1 for place in position_ids[-1, 1:].tolist())
 
 

@@ -1,7 +1,7 @@
-"""Latte: PixArt's blocks, in space and over time by turns.
+"""Latte: PixArt's blocks, alternately spatial and temporal.
 
-Those in space see one frame each, so frames are samples of a batch, and each is merged for itself. Those over
-time see the frames of a single place, and stay dense.
+Spatial blocks take frames as samples of the batch, so each frame is merged on its own. Temporal blocks attend
+over the frames of one position, and stay dense.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FAMILY = replace(
     models=("LatteTransformer3DModel",),
     dense=("temporal_transformer_blocks",),
     between_blocks=(),
-    skips=True,  # to blocks over time
+    skips=True,  # temporal blocks run in between
     dimensions="2-D, by frame",
     pipelines=("LattePipeline",),
 )

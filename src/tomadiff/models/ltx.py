@@ -1,4 +1,4 @@
-"""LTX-Video: blocks on a grid of time, height and width; each token may have a timestep of its own."""
+"""LTX-Video: blocks on a grid of time, height and width; each token may have its own timestep."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
 
 
 def drawn(coords: Tensor) -> tuple[int, tuple[int, ...]]:
-    """Where the video starts behind what it is conditioned on, and its grid, by the positions of its tokens.
+    """The index at which the video starts, after conditioning frames, and its grid, from token coordinates.
 
-    coords: [B, 3, S]. Only the video itself starts at the first moment. Waits for the device.
+    coords: [B, 3, S]. Only the video itself starts at the earliest time. Synchronises the device.
     """
     times, rows, columns = coords[0].unbind(0)
     start = int((times == times.min()).nonzero()[0])
@@ -29,7 +29,7 @@ def drawn(coords: Tensor) -> tuple[int, tuple[int, ...]]:
 
 
 def grid(model: nn.Module, frames: int, height: int, width: int, coords: Tensor | None) -> tuple[int, ...]:
-    """The sides are given where coordinates aren't."""
+    """Pipelines pass either coordinates or the three sides."""
     return (frames, height, width) if coords is None else drawn(coords)[1]
 
 

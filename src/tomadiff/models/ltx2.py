@@ -1,4 +1,4 @@
-"""LTX-2: video and sound in one block. The video's tokens are merged; sound is short, and stays whole."""
+"""LTX-2: video and audio in one block. Video tokens are merged; audio tokens are few, and never merged."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def grid(model: nn.Module, frames: int, height: int, width: int, tokens: Tensor)
 
 
 def reference_tokens(model: nn.Module, *sources: Any) -> tuple[int, int]:
-    """Key frames, and other videos to go by, come behind."""
+    """Key frames and reference videos follow the generated video."""
     return 0, sources[-1].shape[1] - math.prod(grid(model, *sources))
 
 
 def rotary(*arguments: str) -> tuple[PerTokenArg, ...]:
-    """Tables of all heads, [B, N, D], or of each, [B, H, N, D]."""
+    """Rotary tables shared by all heads, [B, N, D], or one per head, [B, H, N, D]."""
     return tuple(PerTokenArg(name, axis=ndim - 2, ndim=ndim) for name in arguments for ndim in (3, 4))
 
 

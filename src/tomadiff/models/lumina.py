@@ -1,6 +1,6 @@
 """Lumina-Next: self- and cross-attention side by side, rotary positions as complex numbers.
 
-Attention returns its heads apart, so that of the modules only the MLP is merged by itself.
+Attention returns its heads on a separate axis, so with where="module" only the MLP is merged.
 """
 
 from __future__ import annotations

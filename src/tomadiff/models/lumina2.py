@@ -1,6 +1,6 @@
-"""Lumina-Image 2: single blocks with the text first, rotary positions as complex numbers for each sample.
+"""Lumina-Image 2: single blocks with the text first, per-sample rotary positions as complex numbers.
 
-Pictures follow their text without a gap, so that a mask says that they start at different places.
+Each image follows its text without padding. A mask therefore means that images start at different indices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mochi 1: joint blocks, text in an argument of its own; rotary tables differ by head."""
+"""Mochi 1: joint blocks; text is a separate argument; one rotary table per head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
 
 
 def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
-    """[B, C, F, H, W]"""
+    """Frames, rows and columns of a latent [B, C, F, H, W]."""
     frames, height, width = latents.shape[-3:]
     return frames, height // model.config.patch_size, width // model.config.patch_size
 

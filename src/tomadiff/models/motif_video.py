@@ -1,4 +1,4 @@
-"""Motif-Video: HunyuanVideo's blocks, some with cross-attention; the last may be a decoder of the others."""
+"""Motif-Video: HunyuanVideo's blocks, some with cross-attention; the last blocks may form a decoder."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ FAMILY = Family(
     ),
     grid_from="hidden_states",
     grid=grid,
-    skips=True,  # from the last block that encodes to all that decode
+    skips=True,  # the encoder's output, with all tokens, becomes the decoder's second stream
     dimensions="3-D",
 )

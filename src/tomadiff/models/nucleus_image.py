@@ -1,4 +1,4 @@
-"""Nucleus-Image: Qwen-Image's positions, attention of image to image and text, experts that choose."""
+"""Nucleus-Image: Qwen-Image's positions, image queries attend to image and text, mixture-of-experts MLP."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAMILY = Family(
             ),
             modules=(
                 Site("self", "attn", **ATTENTION),
-                # experts choose by tokens before modulation
+                # the router sees the tokens before modulation
                 Site("mlp", "img_mlp", tokens=None, companion_args=("hidden_states_unmodulated",)),
             ),
             keys=(

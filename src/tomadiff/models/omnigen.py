@@ -1,4 +1,4 @@
-"""OmniGen: a language model's blocks; text, references and time first, then the picture; masks by pairs."""
+"""OmniGen: a language model's blocks; text, references and time first, then the image; query-by-key masks."""
 
 from __future__ import annotations
 

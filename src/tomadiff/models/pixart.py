@@ -1,4 +1,4 @@
-"""PixArt-alpha and -sigma: Stable Diffusion's blocks with one modulation for all, on one resolution."""
+"""PixArt-alpha and -sigma: Stable Diffusion's blocks at one resolution, with a shared modulation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""PRX: attention of image queries to text and image; rotary positions as 2 x 2 matrices.
+"""PRX: image queries attend to text and image; rotary positions as 2 x 2 matrices.
 
-It computes queries, keys and values in one product, so keys and values are merged behind that. The MLP's
-parts are in the block itself.
+It computes queries, keys and values in one projection, so keys and values are merged after it. The MLP's
+layers are in the block itself, not in a module of their own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Qwen-Image and its edit models: joint blocks, text in a stream of its own, complex rotary positions.
+"""Qwen-Image and its edit models: joint blocks, a separate text stream, complex rotary positions.
 
-References of the edit models follow the picture in its sequence; they stay whole. The layers of the layered
-model are drawn together, and are merged as frames of a video are.
+The edit models' reference images follow the generated image in its sequence, and are never merged. The
+layered model generates all layers together; they are merged like the frames of a video.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def normalised(block: nn.Module, call: Call) -> Tensor:
 
 
 def pictures(img_shapes: list) -> list[tuple[int, int, int]]:
-    """Frames, rows and columns of each picture in the sequence."""
+    """Frames, rows and columns of each image in the sequence."""
     first = img_shapes[0]
     return list(first) if isinstance(first, list) else [first]
 
 
 def drawn(model: nn.Module, img_shapes: list) -> list[tuple[int, int, int]]:
-    """The first of them; of the layered model all but the last, which is what the layers add up to."""
+    """The images being generated: the first, or in the layered model all but the last, their composite."""
     shapes = pictures(img_shapes)
     return shapes[:-1] if model.config.get("use_layer3d_rope") else shapes[:1]
 
@@ -45,9 +45,8 @@ def reference_tokens(model: nn.Module, img_shapes: list) -> tuple[int, int]:
     return 0, tokens - math.prod(grid(model, img_shapes))
 
 
-ROTARY: dict[str, Any] = {
-    "rotary": (PerTokenArg("image_rotary_emb", inside=(0,)),)
-}  # the text has a table of its own
+# image_rotary_emb is a pair of tables: the image's and the text's
+ROTARY: dict[str, Any] = {"rotary": (PerTokenArg("image_rotary_emb", inside=(0,)),)}
 
 FAMILY = Family(
     name="qwen_image",
@@ -65,7 +64,7 @@ FAMILY = Family(
                 **ROTARY,
             ),
             modules=(Site("self", "attn", outputs=(0,), **ROTARY), Site("mlp", "img_mlp")),
-            # the processor makes a mask for whole keys where the text has one
+            # given a text mask, the attention processor builds a mask that is as long as the unmerged keys
             keys=(
                 Site(
                     "kv",

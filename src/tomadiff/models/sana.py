@@ -1,6 +1,6 @@
-"""Sana: linear attention, and an MLP of convolutions, which needs all tokens on their grid and stays dense.
+"""Sana: linear attention, and a convolutional MLP, which needs all tokens on their grid and stays dense.
 
-So blocks and spans can't be merged, only what is in them. Linear attention takes no mask.
+So whole blocks and spans can't be merged, only modules in them. Linear attention takes no mask.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Sana-Video: linear attention with rotary positions, and an MLP of convolutions, which stays dense.
+"""Sana-Video: linear attention with rotary positions, and a convolutional MLP, which stays dense.
 
-As in Sana, blocks and spans can't be merged, only what is in them.
+As in Sana, whole blocks and spans can't be merged, only modules in them.
 """
 
 from __future__ import annotations

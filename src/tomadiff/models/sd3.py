@@ -1,6 +1,6 @@
-"""Stable Diffusion 3 and 3.5: joint blocks, text in a stream of its own, learned positions.
+"""Stable Diffusion 3 and 3.5: joint blocks, a separate text stream, learned positions.
 
-Its attention takes no mask, so that keys can be weighed only at its very call (`where="kv"`).
+Its attention takes no mask, so key weights can be added only in the attention call itself (`where="kv"`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FAMILY = Family(
             whole=Site("joint", outputs=(1,), residual=True, features=ada_norm),
             modules=(
                 Site("self", "attn", outputs=(0,)),
-                Site("self", "attn2"),  # in the blocks of 3.5-medium with dual attention
+                Site("self", "attn2"),  # only in 3.5-medium's blocks with dual attention
                 Site("mlp", "ff"),
             ),
             keys=(

@@ -1,4 +1,4 @@
-"""SkyReels V2: Wan's blocks; frames may have timesteps of their own, and see only what was before them."""
+"""SkyReels V2: Wan's blocks; frames may have their own timesteps and attend only to earlier frames."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:
-    """temb: [B, 6, C], or [B, 6, N, C] with an entry for each token."""
+    """temb: [B, 6, C], or [B, 6, N, C] with one entry per token."""
     table, temb = block.scale_shift_table, call["temb"].float()
     modulation = (
         (table.unsqueeze(2) if temb.ndim == 4 else table).add(temb).reshape(len(temb), 6, -1, temb.shape[-1])

@@ -1,6 +1,6 @@
-"""Stable Cascade: attention between convolutions, on maps that stay whole; image and text are keys together.
+"""Stable Cascade: attention between convolutions, which need the full feature map.
 
-So keys and values are all that can be merged.
+So only the keys and values of attention, which come from image and text together, can be merged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def level(unet: nn.Module, name: str) -> int:
-    """Every stage but the first halves the grid, unless its switch is off; up blocks mirror them."""
+    """Every stage but the first halves the grid, unless `switch_level` says not to; up blocks mirror them."""
     part, number, *_ = name.split(".")
     stages = len(unet.config.block_out_channels)
     stage = int(number) if part == "down_blocks" else stages - 1 - int(number)

@@ -1,4 +1,4 @@
-"""Stable Video Diffusion: a UNet whose blocks in space and over time take turns. The latter stay dense."""
+"""Stable Video Diffusion: a UNet with alternating spatial and temporal blocks. Temporal blocks stay dense."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FAMILY = replace(
     name="svd",
     covers="Stable Video Diffusion",
     models=("UNetSpatioTemporalConditionModel",),
-    skips=True,  # to blocks over time
+    skips=True,  # temporal blocks run in between
     dimensions="2-D, by frame",
     pipelines=("StableVideoDiffusionPipeline",),
 )

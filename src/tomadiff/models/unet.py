@@ -1,4 +1,4 @@
-"""Stable Diffusion's UNets: blocks at several resolutions, no rotary positions, no text among the tokens."""
+"""Stable Diffusion's UNets: blocks at several resolutions, no rotary positions, no text in the sequence."""
 
 from __future__ import annotations
 

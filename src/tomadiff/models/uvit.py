@@ -1,4 +1,4 @@
-"""U-ViT (aMUSEd): a transformer between convolutions; it isn't told the time, so every call is a step."""
+"""U-ViT (aMUSEd): a transformer between convolutions; it takes no timestep, so each call counts as a step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Wan 2.1 and 2.2: blocks on a grid of time, height and width; rotary tables with a batch axis.
 
-In Wan 2.2 TI2V every token has a timestep, and a modulation, of its own. VACE's hints and Animate's faces go
-in between blocks; what makes them stays dense.
+In Wan 2.2 TI2V every token has its own timestep and modulation. VACE's hints and Animate's face features are
+added between blocks; the modules that compute them stay dense.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def normalised(block: nn.Module, call: Call) -> Tensor:
-    """temb: [B, 6, C], or [B, N, 6, C] with an entry for each token."""
+    """temb: [B, 6, C], or [B, N, 6, C] with one entry per token."""
     table, temb = block.scale_shift_table, call["temb"].float()
     modulation = table.unsqueeze(0) + temb if temb.ndim == 4 else (table + temb).unsqueeze(1)
     return modulated(block.norm1(call["hidden_states"].float()), modulation[:, :, 0], modulation[:, :, 1])
 
 
 def grid(model: nn.Module, latents: Tensor) -> tuple[int, ...]:
-    """[B, C, F, H, W] by the size of a patch."""
+    """Frames, rows and columns of the patches of a latent [B, C, F, H, W]."""
     return tuple(side // patch for side, patch in zip(latents.shape[-3:], model.config.patch_size))
 
 

@@ -1,4 +1,4 @@
-"""Z-Image: single blocks, the picture before padding and text, complex rotary positions for each sample."""
+"""Z-Image: single blocks, the image before padding and text, per-sample complex rotary positions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def grid(
     if len(shapes) > 1:
         raise UnsupportedModelError(f"pictures of one size only can be merged together, not {shapes}")
     frames, rows, columns = shapes.pop()[1:]
-    patch = patch_size or 2  # as the model's forward has it
+    patch = patch_size or 2  # the default of the model's forward
     grid = (frames // (f_patch_size or 1), rows // patch, columns // patch)
     return grid if grid[0] > 1 else grid[1:]
 
