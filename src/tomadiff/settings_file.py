@@ -14,7 +14,7 @@ from torch import nn
 
 from .config import Config, make
 from .errors import ConfigError
-from .runtime.files import parse_json, write_whole
+from .runtime.files import atomic_write, parse_json
 
 VERSION = 1  # of the file, which it opens with
 HEAD, PARTS = "tomadiff settings", ("config", "notes")
@@ -33,7 +33,7 @@ class Settings:
 def save(path: str | PathLike[str], config: Config, notes: Mapping[str, Any] | None = None) -> None:
     """Write a settings file, whole or not at all."""
     text = dumps(config, notes)
-    write_whole(Path(path), lambda partial: partial.write_text(text))
+    atomic_write(Path(path), lambda partial: partial.write_text(text))
 
 
 def dumps(config: Config, notes: Mapping[str, Any] | None = None) -> str:

@@ -120,7 +120,7 @@ def test_each_situation_is_measured_once(caplog: pytest.LogCaptureFixture, folde
 def test_of_two_that_measure_at_once_the_first_answer_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else, servers beside each other would merge in other places, and draw other pictures."""
     pipes = [tomadiff.apply(make("sd1"), ratio="auto") for _ in range(2)]
-    both, measure, write = threading.Barrier(2), autotune.measure, autotune.write_whole
+    both, measure, write = threading.Barrier(2), autotune.measure, autotune.atomic_write
 
     def measure_together(*args: Any) -> autotune.Answer:
         answer = measure(*args)
@@ -132,7 +132,7 @@ def test_of_two_that_measure_at_once_the_first_answer_holds(monkeypatch: pytest.
         write(*args)
 
     monkeypatch.setattr(autotune, "measure", measure_together)
-    monkeypatch.setattr(autotune, "write_whole", write_slowly)
+    monkeypatch.setattr(autotune, "atomic_write", write_slowly)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(draw, pipes))
     first, second = (list(denoiser(pipe)._tomadiff.answers.values()) for pipe in pipes)

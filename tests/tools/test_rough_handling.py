@@ -24,7 +24,7 @@ from PIL import Image
 import tomadiff
 from tomadiff import settings_file
 from tomadiff.errors import ConfigError
-from tomadiff.runtime.files import cache, locked, parse_json, write_whole
+from tomadiff.runtime.files import atomic_write, cache, locked, parse_json
 from tomadiff.tools import cli
 from tomadiff.tools.bench.plot import plot
 from tomadiff.tools.bench.record import Record
@@ -83,7 +83,7 @@ def test_a_folder_in_use_is_left_alone_and_its_user_named(
 def test_files_are_as_private_as_the_user_wants_them(mask: int, tmp_path: Path) -> None:
     before = os.umask(mask)
     try:
-        write_whole(tmp_path / "x", lambda path: path.write_text("x"))
+        atomic_write(tmp_path / "x", lambda path: path.write_text("x"))
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o666 & ~mask

@@ -28,7 +28,7 @@ from tomadiff.core import RefreshSchedule
 from tomadiff.errors import ConfigError
 
 from .conflicts import cached
-from .files import cache, one_at_a_time, parse_json, write_whole
+from .files import atomic_write, cache, one_at_a_time, parse_json
 from .hook import SiteHook
 from .layout import Layout
 from .machine import processor, versions, wait_for
@@ -209,7 +209,7 @@ def _found_out(
         file.parent.mkdir(parents=True, exist_ok=True)
         with one_at_a_time(file.parent):  # of several that measure at once, the first one's answer holds
             answer = _read(file, about, session) or answer
-            write_whole(file, lambda partial: partial.write_text(json.dumps(asdict(answer), indent=1)))
+            atomic_write(file, lambda partial: partial.write_text(json.dumps(asdict(answer), indent=1)))
     except OSError as error:
         log.warning("tomadiff: this could not be kept for the next time: %s", error)
     log.warning("tomadiff: %s", answer)

@@ -1,8 +1,8 @@
-"""Which generation, which step, which call of the step: told by a model's arguments, without a device sync.
+"""Infer generation, step and call of the step from a model's arguments, without a device sync.
 
-Nobody tells a model these things. But a pipeline's scheduler makes a new table of timesteps for each
-generation, within one time only goes forward, and calls at the same time about the same image (guidance that
-runs prompt and negative prompt apart) belong to one step, in a fixed order.
+A pipeline doesn't pass these to its model. But its scheduler creates a new tensor of timesteps for each
+generation; within a generation, time only moves forward; and calls with the same timestep and the same image
+(guidance that runs prompt and negative prompt separately) belong to one step, in a fixed order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# in one step; more at the same time are single-step generations. A pipeline draws wide pictures in many views
+# The most calls with one timestep that count as one step; more are generations of a single step each. With
+# a scheduler's timesteps the limit is higher, since panorama pipelines run many views of an image per step.
 MAX_CALLS, MAX_VIEWS = 8, 256
 
 
@@ -22,20 +23,20 @@ class Clock:
 
     def __init__(self, pipeline: Any = None, ascending: bool = False) -> None:
         self.pipeline = None if pipeline is None else weakref.ref(pipeline)
-        self.scheduler: Any = getattr(pipeline, "scheduler", None)  # which other pipelines may share
+        self.scheduler: Any = getattr(pipeline, "scheduler", None)  # other pipelines may share it
         self._ascending = ascending  # the model's timesteps grow from noise to image
         self.generation = 0
         self.step = 0
         self.call = 0
         self._time: Time | None = None
-        # the scheduler's timesteps and the last one seen: while they are held, others have other addresses
+        # the scheduler's table and the last timestep, kept alive so that no other tensor gets their address
         self._table: Tensor | None = None
         self._last: Tensor | float | None = None
-        self._sample: Any = None  # the last one seen, where times alone don't tell generations apart
-        self._shapes: dict[int, Any] = {}  # of samples, by call of the step
+        self._sample: Any = None  # the last sample, if timesteps alone can't tell generations apart
+        self._shapes: dict[int, Any] = {}  # shapes of samples, by call of the step
 
     def tick(self, timestep: Tensor | float | None, sample: Any = None) -> None:
-        """Take note of one call of the model, about noisy images; one that isn't told the time is a step."""
+        """Register one call of the model; `sample` is its noisy image. Without a timestep, each is a step."""
         self.scheduler = scheduler = getattr(self._pipeline(), "scheduler", self.scheduler)
         table = getattr(scheduler, "timesteps", None)
         before = self._time
@@ -45,9 +46,10 @@ class Clock:
             now = _read(timestep, scheduler, 1 if self._ascending else -1)
         # under autograd there is no denoising loop: every call is about other images
         anew = before is None or torch.is_grad_enabled()
-        # (a time in a table of its own tells by itself: panoramas swap the scheduler's state in every call)
+        # a new table means a new generation, unless the timestep is a view of one: the address of that table
+        # is compared below (panorama pipelines swap the scheduler's state in every call)
         anew |= table is not self._table and not now.in_table
-        # and without any time, nobody knows which calls are about the same
+        # with neither timestep nor scheduler, nothing shows which calls belong together
         anew |= timestep is None and table is None
         self._table, self._last, self._time = table, timestep, now
         anew = anew or before is None or now.source != before.source or now.value < before.value
@@ -66,28 +68,29 @@ class Clock:
         self._shapes[self.call] = shape
 
     def forget(self) -> None:
-        """Whatever comes next is a new generation."""
+        """Start a new generation with the next call."""
         self._time = self._table = self._last = self._sample = None
         self._shapes = {}
 
     def steps(self) -> int | None:
-        """How many steps this generation has from here on, if there is a scheduler to tell."""
+        """The number of steps that this generation has from here on; None without a scheduler."""
         if getattr(self.scheduler, "timesteps", None) is None:
             return None
         steps = len(self.scheduler.timesteps) - self._skipped()
-        # A base model may leave the last ones to a refiner, and some tables end with a time of no step.
-        # What a pipeline counted tells nothing else: it may be of a generation before, and another's now.
+        # A base model may leave the last steps to a refiner (`denoising_end`), and some tables have a final
+        # timestep that is not a step. In other cases `num_timesteps` is not reliable: it may still be the
+        # number from an earlier generation.
         counted = getattr(self._pipeline(), "num_timesteps", steps)
         ends = getattr(self._pipeline(), "denoising_end", None) is not None
         return min(steps, counted) if ends or counted == steps - 1 else steps
 
     def _skipped(self) -> int:
-        """Steps before: image to image leaves some out, and another model may have done them."""
+        """Earlier entries of the table: steps that image-to-image skips, or that another model has done."""
         scheduler, table = self.scheduler, self.scheduler.timesteps
         if self._time and self._time.source == table.untyped_storage().data_ptr():
             return (self._time.value - table.storage_offset()) // table.stride(0)
         index = getattr(scheduler, "step_index", None)
-        if index is None or index >= len(table):  # before the first step, or behind the last
+        if index is None or index >= len(table):  # before the first step, or after the last
             index = getattr(scheduler, "begin_index", None)
         return index or 0
 
@@ -96,14 +99,14 @@ class Clock:
 
 
 class Time(NamedTuple):
-    """A number that grows from step to step, and where it was read: times of two sources don't compare."""
+    """A number that grows from step to step, and where it was read from."""
 
-    source: Any
+    source: Any  # times from different sources can't be compared
     value: float
 
     @property
     def in_table(self) -> bool:
-        """Whether it is the place of an entry in a table, which the source is."""
+        """Whether the timestep is a view of an entry in a table; the source is then the table's address."""
         return isinstance(self.source, int)
 
 
@@ -113,27 +116,28 @@ def _read(timestep: Tensor | float, scheduler: Any, forward: int) -> Time:
     storage = timestep.untyped_storage()
     one_entry = timestep.numel() == 1 or not any(timestep.stride())
     if one_entry and storage.nbytes() > timestep.element_size():
-        # a view of an entry of the scheduler's table: where it lies is the step
+        # a view of an entry in the scheduler's table: its offset identifies the step
         return Time(storage.data_ptr(), timestep.storage_offset())
     if timestep.device.type != "cpu" and hasattr(scheduler, "step_index"):
         return Time("index", scheduler.step_index or 0)
-    # waits for the device in one case only: a bare model there, and a timestep made anew for each call
-    # (frames, or tokens, may have timesteps of their own, not all of which go forward at every step)
+    # Reading the value synchronises only for a model without a scheduler whose timestep is a new tensor on
+    # the device.
     if timestep.ndim > 1:
+        # a timestep per frame or token, not all of which advance in every step
         return Time("value", forward * float(timestep.float().mean()))
     first, *others = timestep.flatten().tolist()
-    # samples at times of their own come and go by themselves: nobody knows whose the next call's are
+    # samples with different timesteps belong to different generations, so the next call can't continue this
     source = "value" if all(other == first for other in others) else object()
     return Time(source, forward * first)
 
 
 def _first(sample: Any) -> Any:
-    """Some models take a list with a tensor for each image."""
+    """The first image's tensor: some models take a list of tensors, one per image."""
     return sample[0] if isinstance(sample, (list, tuple)) and sample else sample
 
 
 def _shape(sample: Any) -> Any:
-    """Of one image: the batch gets smaller where guidance ends."""
+    """The shape of one image, without the batch, which shrinks when guidance ends."""
     if isinstance(sample, Tensor):
         return sample.shape[1:]
     first = _first(sample)
@@ -141,12 +145,15 @@ def _shape(sample: Any) -> Any:
 
 
 def _same_image(sample: Any, last: Any) -> bool:
-    """Guidance asks twice about one image; a generation that starts where the last one did, about another."""
+    """Whether two calls with the same timestep are about the same image.
+
+    They are if guidance calls the model twice; they are not if a new generation starts at that timestep.
+    """
     if isinstance(sample, (list, tuple)) and isinstance(last, (list, tuple)) and sample and last:
         sample, last = sample[0][None], last[0][None]
     if sample is last or not (isinstance(sample, Tensor) and isinstance(last, Tensor)):
         return True
     if sample.data_ptr() == last.data_ptr():
         return True
-    # of batches, the first: some guidance asks about prompt and negative prompt together, then about one more
+    # only the first sample: some guidance calls the model with a batch of two prompts, then with one more
     return sample.shape[1:] == last.shape[1:] and torch.equal(sample[0], last[0].to(sample))

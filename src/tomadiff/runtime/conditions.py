@@ -1,9 +1,10 @@
-"""What a call of the model is conditioned on, compared from call to call without waiting for the device.
+"""Detect changes of a model's conditioning from step to step, without synchronising the device.
 
-A forecast holds only while everything but the noisy image and the time stays as it was. Text embeddings,
-image embeddings, guidance and the like are the same tensors from step to step: they are compared by where
-they lie in memory. Some arguments are made anew for each step (a ControlNet's residuals, a batch put
-together in the loop): of these only shape and type are compared, once two steps have shown it.
+A forecast is valid only while everything except the noisy image and the timestep stays the same. Text
+embeddings, image embeddings, guidance and the like are the same tensors in every step, so their memory
+addresses are compared. Other arguments are new tensors in every step, such as ControlNet residuals or a batch
+that is concatenated in the loop. Two steps show which ones; from then on, only their shapes and dtypes are
+compared.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from torch.utils._pytree import tree_flatten
 
 
 class Conditions:
-    """The arguments of one call of a step, as they were in the step before."""
+    """The arguments of one call of a step, compared with those of the same call in the last step."""
 
     def __init__(self) -> None:
-        self._form: Any = None  # how dicts and lists among the arguments are nested
+        self._form: Any = None  # the pytree structure of the arguments
         self._marks: list[Mark] = []
-        self._held: list[Any] = []  # while a tensor is held, no other can take its address
-        self._made_anew: frozenset[int] | None = None  # places of arguments that no two steps share
+        self._held: list[Any] = []  # tensors that are kept alive, so that no other can get their address
+        # indices of the leaves that are new tensors in every step; None until two steps were compared
+        self._made_anew: frozenset[int] | None = None
 
     def changed(self, arguments: dict[str, Any], state: Any) -> bool:
-        """Whether these, or the model's own state, are others than in the last call."""
+        """Whether the arguments, or the model's own state, have changed since the last step."""
         leaves, form = tree_flatten([dict(sorted(arguments.items())), state])
         marks = [_mark(leaf) for leaf in leaves]
         before, self._marks, self._held = self._marks, marks, leaves
@@ -36,21 +38,21 @@ class Conditions:
         moved = {i for i, (a, b) in enumerate(zip(before, marks)) if a.identity != b.identity}
         if self._made_anew is None:
             self._made_anew = frozenset(moved)
-        # what is made anew says nothing by its address, and may be large
+        # the address of a new tensor means nothing, and keeping it alive may take much memory
         self._held = [leaf for i, leaf in enumerate(leaves) if i not in self._made_anew]
         return bool(moved - self._made_anew)
 
 
 class Mark(NamedTuple):
-    """What is noted of an argument: a change of its kind always counts, one of its identity mostly."""
+    """What is remembered of an argument."""
 
-    kind: Any
-    identity: Any
+    kind: Any  # shape, dtype and device; if it differs, the argument has changed
+    identity: Any  # memory address and version; if it differs, the argument has changed or is a new tensor
 
 
 def _mark(leaf: Any) -> Mark:
     if isinstance(leaf, Tensor):
-        version = None if leaf.is_inference() else leaf._version  # which writing into it counts up
+        version = None if leaf.is_inference() else leaf._version  # in-place writes increment it
         place = (leaf.untyped_storage().data_ptr(), leaf.storage_offset(), leaf.stride(), version)
         return Mark((leaf.shape, leaf.dtype, leaf.device), place)
     plain = leaf is None or isinstance(leaf, (bool, int, float, str))
@@ -58,7 +60,7 @@ def _mark(leaf: Any) -> Mark:
 
 
 class Adapters:
-    """The strengths of LoRA layers and IP-Adapters, which users may turn while a picture is drawn."""
+    """The scales of LoRA layers and IP-Adapters, which users may change during a generation."""
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())

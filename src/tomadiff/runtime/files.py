@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and the folder for what should not have to be made twice."""
+"""Atomic writes, locks, and the cache folder."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from typing import Any
 
 try:
     import fcntl
-except ImportError:  # Windows, where nobody is kept out
+except ImportError:  # Windows, where nothing is locked
     fcntl = None  # type: ignore[assignment]
 
-MAX_DEPTH = 64  # levels of JSON: what is nested deeper is an attack, not a file of ours
+MAX_DEPTH = 64  # nesting levels of JSON; our own files have far fewer, so more is an attack
 
 
 def cache() -> Path:
-    """$TOMADIFF_CACHE, else tomadiff in $XDG_CACHE_HOME, else in ~/.cache; without a home, only for now."""
+    """The cache folder: $TOMADIFF_CACHE, $XDG_CACHE_HOME/tomadiff or ~/.cache/tomadiff.
+
+    Without a home directory, a temporary folder that is deleted when the process ends.
+    """
     if folder := os.environ.get("TOMADIFF_CACHE"):
         return Path(folder)
     if folder := os.environ.get("XDG_CACHE_HOME"):
         return Path(folder) / "tomadiff"
     try:
         return Path.home() / ".cache" / "tomadiff"
-    except RuntimeError:  # a user that the system doesn't know, as in containers
+    except RuntimeError:  # the user has no home directory, as in some containers
         return _folder_of_this_process()
 
 
@@ -44,7 +47,7 @@ def _folder_of_this_process() -> Path:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """As `json.loads`, with a ValueError also for what is nested too deep for whoever reads it next."""
+    """Like `json.loads`, but also raises ValueError if the content is nested too deeply to process safely."""
     try:
         content = json.loads(text)
     except RecursionError as error:
@@ -59,14 +62,14 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def is_a(value: Any, kind: type) -> bool:
-    """Whether a value from JSON is of a kind; where a float is asked for, a whole number will do."""
+    """Whether a JSON value has this type; for `float`, finite integers count too."""
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return type(value) is kind
 
 
 def check_writable(path: Path) -> None:
-    """Complain about a file that can't be written before any work is done for it."""
+    """Raise ValueError if a file can't be written; called before the work that it is for."""
     if path.is_dir():
         raise ValueError(f"can't write {path}: it is a folder; name a file")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
@@ -74,7 +77,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Complain about a folder that is not there and can't be made."""
+    """Raise ValueError if a folder does not exist and can't be created, or is not writable."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ValueError(
@@ -82,17 +85,17 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a file beside `path`, then put it in its place; all is on the disk after that."""
+def atomic_write(path: Path, write: Callable[[Path], Any]) -> None:
+    """Let `write` fill a temporary file next to `path`, sync it to disk, then rename it to `path`."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"can't write {path}: there is no folder {path.parent}")
     partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}")
-    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # less what the umask forbids
+    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # the umask still applies
     try:
         write(partial)
         _sync(partial)
         os.replace(partial, path)
-        _sync(path.parent)  # where the new name is written
+        _sync(path.parent)  # the rename is a change of the folder
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
@@ -100,9 +103,9 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder, or say who is in it. However a process ends, its lock goes.
+    """Lock a folder, or raise an error that names the process holding it. The lock ends with the process.
 
-    Folders that were made for it are gone again if an error comes before anything is in them.
+    Folders that this creates are removed again if an error comes before anything is written to them.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +135,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Wait for whoever else is in here with the same folder, if its file system can tell."""
+    """Wait until no other process is in this block for the same folder, if its file system supports locks."""
     handle = None if fcntl is None else os.open(folder, os.O_RDONLY)
     try:
         if handle is not None:
@@ -146,7 +149,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
 def _sync(path: Path) -> None:
     if path.is_dir() and os.name != "posix":
-        return  # only there can a folder be opened
+        return  # only POSIX systems can open a folder
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""What a measured time depends on, beside the model: the processor, and the versions of what runs on it."""
+"""What a measured time depends on besides the model: the processor and the versions of the libraries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def wait_for(device: torch.device) -> None:
-    """Until a device has done everything that it was asked for."""
+    """Wait until a device has finished all work in its queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     else:
@@ -18,7 +18,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether that is what an error is about: on the CPU, torch has no class for it."""
+    """Whether an error means that memory ran out; on the CPU, torch has no exception class for that."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
@@ -33,8 +33,8 @@ def processor(device: str | torch.device) -> str:
 
 
 def versions() -> dict[str, str]:
-    """+cpu or +cu126 is the same torch, and the device is known anyway."""
-    from tomadiff import __version__  # not there yet while the package is imported
+    """Versions of the libraries; torch's without a suffix like +cu126, as the device is recorded anyway."""
+    from tomadiff import __version__  # here, since it is not yet defined while the package is imported
 
     return {
         "tomadiff": __version__,

@@ -1,7 +1,7 @@
-"""Whether sampling is deterministic, and by what kind of solver: asked of a pipeline's scheduler.
+"""Whether a pipeline's scheduler samples deterministically, and with what kind of solver.
 
-A model's output can be forecast along a smooth path. Fresh noise at every step leaves no such path, so a
-scheduler that is not known here counts as one that adds noise.
+A model's output can be forecast only along a smooth path, which fresh noise at every step destroys. So an
+unknown scheduler is treated as one that adds noise.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from typing import Any
 import torch
 
 FIRST_ORDER, MULTISTEP = "first-order", "multistep"
-TWO_CALLS = "two calls a step"  # or more: the model is also called at points between two steps
+TWO_CALLS = "two calls a step"  # or more: the solver also calls the model at points between two steps
 
 Settings = Mapping[str, Any]  # a scheduler's config, with the arguments of its `step` on top
-NoiseRule = Callable[[Any, Settings], "str | None"]  # (scheduler, settings): why noise comes in, if it does
+# rule(scheduler, settings): why fresh noise is added, or None if it is not
+NoiseRule = Callable[[Any, Settings], "str | None"]
 SolverRule = Callable[[Settings], str]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    scheduler: str  # name of the class; "" without a scheduler
-    noise: str | None  # why fresh noise comes in, as in "eta=0.3 adds noise at every step"; None: it doesn't
+    scheduler: str  # class name; "" without a scheduler
+    noise: str | None  # why fresh noise is added, as in "eta=0.3 adds noise at every step"; None if it isn't
     solver: str  # FIRST_ORDER, MULTISTEP or TWO_CALLS
-    known: bool  # False for classes that are not diffusers', or newer than the table below
+    known: bool  # False for classes that are not from diffusers, or newer than the table below
 
     @property
     def deterministic(self) -> bool:
@@ -36,7 +37,7 @@ class Sampling:
 
 
 def sampling_of(scheduler: Any, step_arguments: Mapping[str, Any] = {}) -> Sampling:
-    """How a scheduler samples when its `step` is called with these arguments, and otherwise its defaults."""
+    """How a scheduler samples if its `step` is called with these arguments and defaults for all others."""
     if scheduler is None:
         return Sampling("", "there is no scheduler to tell whether noise is added", FIRST_ORDER, known=False)
     name, rules = type(scheduler).__name__, _rules(scheduler)
@@ -50,7 +51,7 @@ def sampling_of(scheduler: Any, step_arguments: Mapping[str, Any] = {}) -> Sampl
 
 
 def watch_first_step(scheduler: Any) -> FirstStepWatch | None:
-    """Note the arguments of the scheduler's next step; None where they don't decide about noise."""
+    """Record the arguments of the scheduler's next step; None if they can't decide whether noise is added."""
     rules = _rules(scheduler)
     read = STEP_RULES.get(rules[1]) if rules else None
     if not read or not read & set(_step_defaults(scheduler)):
@@ -61,20 +62,20 @@ def watch_first_step(scheduler: Any) -> FirstStepWatch | None:
 
 
 class FirstStepWatch:
-    """Takes the place of `scheduler.step` for one call, and notes its arguments that decide about noise.
+    """Replaces `scheduler.step` for one call, and records the arguments that decide whether noise is added.
 
-    A model never sees these. A copy of the scheduler gets a watch of its own.
+    Those arguments are never passed to the model. A copy of the scheduler gets a watch of its own.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
-        self.arguments: dict[str, Any] | None = None  # None until the step; no tensors are kept alive
-        self.__signature__ = inspect.signature(scheduler.step)  # pipelines look there for `eta`
+        self.arguments: dict[str, Any] | None = None  # None until the step; holds no tensors
+        self.__signature__ = inspect.signature(scheduler.step)  # pipelines inspect it for `eta`
         scheduler.step = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.remove()
-        # not `self.scheduler.step`, which may be a wrapper that somebody has put around this watch
+        # not `self.scheduler.step`, which may be someone else's wrapper around this watch
         result = type(self.scheduler).step(self.scheduler, *args, **kwargs)
         given = self.__signature__.bind(*args, **kwargs).arguments
         self.arguments = {name: given[name] for name in set().union(*STEP_RULES.values()) if name in given}
@@ -85,7 +86,7 @@ class FirstStepWatch:
             del self.scheduler.step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FirstStepWatch:
-        # panoramas copy a scheduler's `__dict__` alone, and put it back into the same scheduler
+        # panorama pipelines copy only the scheduler's `__dict__`, and put it back into the same scheduler
         if id(vars(self.scheduler)) in memo and id(self.scheduler) not in memo:
             return self
         memo[id(self)] = twin = copy.copy(self)
@@ -94,7 +95,7 @@ class FirstStepWatch:
 
 
 def _rules(scheduler: Any) -> tuple[str | SolverRule, NoiseRule] | None:
-    """None for a class of the user's, also a subclass, and where somebody has replaced `step`."""
+    """The scheduler's rules; None for a class from outside diffusers, or if `step` has been replaced."""
     if type(scheduler).__module__.split(".")[0] != "diffusers":
         return None
     if not isinstance(vars(scheduler).get("step"), FirstStepWatch | None):
@@ -120,7 +121,7 @@ def _always(name: str) -> NoiseRule:
 
 
 def _tokens(name: str) -> NoiseRule:
-    """Some settings always pick the likeliest token: no noise, but jumps that no forecast foresees."""
+    """Even without noise, always picking the likeliest token makes jumps that can't be forecast."""
     return lambda scheduler, settings: f"{name} draws tokens at every step"
 
 
@@ -144,7 +145,7 @@ def _stochastic_sampling(scheduler: Any, settings: Settings) -> str | None:
 
 
 def _tau(scheduler: Any, settings: Settings) -> str | None:
-    # at all times, not at those of the generation, which are on the device
+    # checked at all training timesteps: those of the generation are on the device
     adds = any(scheduler.tau_func(time) > 0 for time in torch.arange(settings["num_train_timesteps"]))
     return "SA-Solver adds noise at every step with tau > 0" if adds else None
 
@@ -170,11 +171,11 @@ def _helios(settings: Settings) -> str:
     return MULTISTEP if settings["scheduler_type"] == "unipc" else FIRST_ORDER
 
 
-# the rules that read arguments of `step`, and which
+# rules that depend on arguments of `step`, and the names of these arguments
 STEP_RULES: dict[NoiseRule, set[str]] = {_eta: {"eta"}, _churn: {"s_churn", "s_noise"}}
 
-# By name, since versions of diffusers differ in what they have. (FlowMatchEuler takes `s_churn`, and
-# CogVideoX DDIM and DPM take `eta`, but none of them reads it.)
+# Keyed by class name, since not every version of diffusers has every class. (FlowMatchEuler takes `s_churn`,
+# and CogVideoX DDIM and DPM take `eta`, but none of them uses it.)
 SCHEDULERS: dict[str, tuple[str | SolverRule, NoiseRule]] = {
     "AmusedScheduler": (FIRST_ORDER, _tokens("Amused")),
     "BlockRefinementScheduler": (FIRST_ORDER, _tokens("Block refinement")),
@@ -204,7 +205,7 @@ SCHEDULERS: dict[str, tuple[str | SolverRule, NoiseRule]] = {
     "FlowMatchEulerDiscreteScheduler": (FIRST_ORDER, _stochastic_sampling),
     "FlowMatchHeunDiscreteScheduler": (TWO_CALLS, _churn),
     "FlowMatchLCMScheduler": (FIRST_ORDER, _always("LCM")),
-    "HeliosDMDScheduler": (FIRST_ORDER, _none),  # goes back to the noise it started from
+    "HeliosDMDScheduler": (FIRST_ORDER, _none),  # re-adds the initial noise, not fresh noise
     "HeliosScheduler": (_helios, _none),
     "HeunDiscreteScheduler": (TWO_CALLS, _none),
     "IPNDMScheduler": (MULTISTEP, _none),
@@ -225,6 +226,9 @@ SCHEDULERS: dict[str, tuple[str | SolverRule, NoiseRule]] = {
     "ScoreSdeVpScheduler": (FIRST_ORDER, _always("Score SDE-VP")),
     "TCDScheduler": (FIRST_ORDER, _eta),
     "UnCLIPScheduler": (FIRST_ORDER, _always("UnCLIP")),
-    "UniPCMultistepScheduler": (MULTISTEP, _none),  # at order 1 too: it corrects the last step by the next
+    "UniPCMultistepScheduler": (
+        MULTISTEP,
+        _none,
+    ),  # also at order 1, by its corrector
     "VQDiffusionScheduler": (FIRST_ORDER, _tokens("VQ diffusion")),
 }

@@ -14,7 +14,7 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from tomadiff.runtime.files import check_writable, write_whole
+from tomadiff.runtime.files import atomic_write, check_writable
 
 
 @dataclass(frozen=True)
@@ -60,4 +60,4 @@ def save(picture: Image.Image, path: Path, settings: dict[str, Any]) -> None:
     """Write a PNG with its settings inside, all of it or nothing."""
     info = PngInfo()
     info.add_text("tomadiff", json.dumps(settings))
-    write_whole(path, lambda partial: picture.save(partial, "PNG", pnginfo=info))
+    atomic_write(path, lambda partial: picture.save(partial, "PNG", pnginfo=info))

@@ -1,4 +1,4 @@
-"""What an unknown model is made of: lists of alike blocks, their tokens and shares of time, from one call."""
+"""Find the transformer blocks of an unknown model, their tokens and share of the time, from one call."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ from tomadiff.models.custom import lists_of_blocks
 from tomadiff.runtime.hook import parameter_names
 from tomadiff.runtime.machine import wait_for
 
-MIN_LAYERS = 3  # linear layers of a block: a list of single ones is none of blocks
-TABLES = ("rot", "rope", "freqs", "pos")  # in the names of arguments with rotary tables
-TIMES = ("timestep", "timesteps", "sigma", "time", "t")  # names of arguments that tell the step
+MIN_LAYERS = 3  # a module with fewer linear layers is no transformer block
+TABLES = ("rot", "rope", "freqs", "pos")  # an argument with one of these in its name has rotary tables
+TIMES = ("timestep", "timesteps", "sigma", "time", "t")  # usual names of the argument with the timestep
 
 
 @dataclass
 class Candidate:
-    """Lists of blocks that are alike: what goes in, what comes back, and how long that takes."""
+    """Module lists with blocks of one class and signature: their inputs, outputs and time."""
 
-    block: str  # the class
-    tokens: int  # in the sequence
-    argument: str  # that holds them
-    output: int  # where they come back
-    # other arguments with an entry for each token, as code: those that look like rotary tables, and the rest
-    tables: dict[str, str]
-    others: dict[str, str]
-    unclear: tuple[str, ...]  # and those with entries for text, too, before or behind
-    lists: list[str] = field(default_factory=list)
-    blocks: int = 0
-    of: int = 0  # blocks there would be at full depth
-    seconds: float = 0.0
-    spans: bool = True  # each gets the very tokens that the one before returned
+    block: str  # class name
+    tokens: int  # length of the sequence
+    argument: str  # the argument with the tokens
+    output: int  # index of the tokens in what a block returns
+    tables: dict[str, str]  # arguments that look like rotary tables, with the code that declares them
+    others: dict[str, str]  # other per-token arguments, with the code that declares them
+    unclear: tuple[str, ...]  # arguments with entries for image and text tokens, in unknown order
+    lists: list[str] = field(default_factory=list)  # names of the module lists
+    blocks: int = 0  # number of blocks that ran
+    of: int = 0  # number of blocks at full depth
+    seconds: float = 0.0  # time in all blocks
+    spans: bool = True  # each block's input is the very tensor that the previous block returned
 
 
 @dataclass
@@ -47,17 +46,17 @@ class Inspection:
     model: nn.Module
     call: Call
     candidates: list[Candidate]
-    seconds: float  # of the call
+    seconds: float  # time of the whole call
     family: Family | None
 
     def share(self, candidate: Candidate) -> float:
-        """Of the time of a call, at full depth."""
+        """The candidate's share of a call's time, at full depth."""
         deeper = {id(each): each.seconds * each.of / each.blocks for each in self.candidates}
         total = self.seconds + sum(deeper.values()) - sum(each.seconds for each in self.candidates)
         return deeper[id(candidate)] / total
 
     def deepen(self, full: nn.Module) -> None:
-        """Reckon as if the model were as deep as that one."""
+        """Extrapolate to the depth of `full`, the same model with all its blocks."""
         lists = lists_of_blocks(full)
         for candidate in self.candidates:
             candidate.of = sum(len(lists[name]) for name in candidate.lists)
@@ -74,7 +73,7 @@ class Inspection:
         return "\n".join(lines)
 
     def advice(self, candidate: Candidate) -> list[str]:
-        """The call of `apply` to use, and what there is to be sure of before."""
+        """The call of `apply` to use, with comments on what to check first."""
         grid, text = guess_grid(self.call, candidate.tokens)
         lists = candidate.lists[0] if len(candidate.lists) == 1 else tuple(candidate.lists)
         said = {
@@ -107,7 +106,7 @@ class Inspection:
 
 
 def inspect_call(model: nn.Module, *args: Any, **kwargs: Any) -> Inspection:
-    """Run a model once, as it is, and look at what its blocks get, return and take."""
+    """Run a model once, unchanged, and record inputs, outputs and times of its blocks."""
     call = dict(zip(parameter_names(model), args)) | kwargs
     device = next((part.device for part in model.parameters()), torch.device("cpu"))
     with torch.no_grad(), _watched(model, device) as found:
@@ -123,22 +122,22 @@ def inspect_call(model: nn.Module, *args: Any, **kwargs: Any) -> Inspection:
 
 @dataclass
 class _Run:
-    """A call of one block."""
+    """One call of one block."""
 
     list: str
     name: str
     start: float
     seconds: float = 0.0
-    key: tuple[Any, ...] = ()  # what it has in common with blocks that are alike
+    key: tuple[Any, ...] = ()  # blocks with equal keys belong to one candidate
     entries: tuple[Any, ...] = ()
-    follows: bool = False  # its tokens are those that the block before it returned
+    follows: bool = False  # its input is the very tensor that the previous block returned
 
 
 @contextmanager
 def _watched(model: nn.Module, device: torch.device) -> Iterator[list[_Run]]:
     runs: list[_Run] = []
     open_runs: dict[nn.Module, _Run] = {}
-    last: dict[str, Tensor] = {}  # what the last block of a list returned
+    last: dict[str, Tensor] = {}  # for each list, the tokens that its most recent block returned
 
     def before(list_name: str, name: str) -> Callable[..., None]:
         def look(block: nn.Module, args: tuple, kwargs: Call) -> None:
@@ -181,7 +180,7 @@ def _watched(model: nn.Module, device: torch.device) -> Iterator[list[_Run]]:
 
 
 def _outermost(runs: list[_Run]) -> list[Candidate]:
-    """Blocks that are in no other block, those that are alike together."""
+    """Candidates from blocks that are not inside other blocks, grouped by key."""
     names = {run.name for run in runs}
     found: dict[tuple, Candidate] = {}
     for run in runs:
@@ -199,7 +198,7 @@ def _outermost(runs: list[_Run]) -> list[Candidate]:
 
 
 def _entries(call: Call, argument: str) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
-    """Arguments with an entry for each token: tables, others, and those with entries for text beside them."""
+    """Per-token arguments: rotary tables, others, and those that also have entries for text."""
     tokens = call[argument].shape[1]
     beside = {x.shape[1] for x in call.values() if isinstance(x, Tensor) and x.ndim == 3}
     with_text = {tokens + text for text in beside if text < tokens}
@@ -214,7 +213,7 @@ def _entries(call: Call, argument: str) -> tuple[dict[str, str], dict[str, str],
             continue
         rows = " ".join(f"PerTokenArg({name!r}, axis={axis}, ndim={ndim})," for axis, ndim in sorted(axes))
         if any(part in name for part in TABLES):
-            usual = all(axis == min(ndim - 2, 1) for axis, ndim in axes)  # as Sites expects them
+            usual = all(axis == min(ndim - 2, 1) for axis, ndim in axes)  # the axes that Sites assumes
             tables[name] = repr(name) if usual and not tables else f"({rows})"
         elif any(x.shape[axis] == tokens for axis, x in shapes):
             others[name] = f"({rows})"
@@ -224,12 +223,12 @@ def _entries(call: Call, argument: str) -> tuple[dict[str, str], dict[str, str],
 
 
 def _axes(x: Tensor) -> range:
-    """Where entries of tokens could be: in masks over keys the last axis, too, that else is the channels'."""
+    """Axes that could be the token axis. The last one only in masks: elsewhere it is the channels."""
     return range(x.ndim if x.ndim == 4 or x.dtype == torch.bool else x.ndim - 1)
 
 
 def guess_grid(call: Call, tokens: int) -> tuple[str | None, int]:
-    """How to read the grid from the model's arguments, as code, and how many tokens are text's then."""
+    """Code that reads the grid from the model's arguments, and how many tokens would then be text."""
     lengths = {x.shape[1] for x in call.values() if isinstance(x, Tensor) and x.ndim == 3}
     for text in (0, *sorted(lengths)):
         if text < tokens and (code := _grid_of(call, tokens - text)):

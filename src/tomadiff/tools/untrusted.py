@@ -1,7 +1,7 @@
-"""What a model's files may name: classes that are installed, and no code of their own.
+"""Check that a model's files name only installed classes and bring no code of their own.
 
-Checked before any class is made, since diffusers and transformers take from these files what to import and
-what to run. SECURITY.md says what is trusted beyond this.
+This comes before anything is loaded, since these files tell diffusers and transformers what to import and
+run. SECURITY.md says what else is trusted.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ ALLOW = "if you trust whoever made it, add --trust-remote-code"
 EMBEDDED_CLASSES = {kind.__name__: kind for kind in PIPELINES.values()}
 INDEX = "model_index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-# keys of configurations that make transformers run code of a repository
+# config keys that make transformers run code from a repository
 CODE_KEYS = ("auto_map", "trust_remote_code")
 
 
 class UntrustedModelError(ValueError):
-    """A model that brings code along, or names classes that nobody knows."""
+    """A model that brings its own code, or names unknown libraries or classes."""
 
 
 def check_pipeline(folder: Path) -> type[DiffusionPipeline]:
-    """The class of the pipeline in a folder, once nothing in it can run code."""
+    """The class of the pipeline in a folder, after checking that no file in it can run code."""
     index = read_object(folder / INDEX)
     pipeline = check_index(index, folder / INDEX)
     if pipeline._load_connected_pipes and (folder / "README.md").exists():
@@ -48,7 +48,7 @@ def check_pipeline(folder: Path) -> type[DiffusionPipeline]:
 
 
 def check_index(index: dict[str, Any], where: Any) -> type[DiffusionPipeline]:
-    """The class of a pipeline, once all classes that its index names are known."""
+    """The class of a pipeline, after checking that all classes in its index are known."""
     name = index.get("_class_name")
     if not isinstance(name, str):
         raise UntrustedModelError(
@@ -63,12 +63,12 @@ def check_index(index: dict[str, Any], where: Any) -> type[DiffusionPipeline]:
 
 
 def check_model(folder: Path) -> type[ModelMixin]:
-    """The class of the single model in a folder, once nothing in it can run code."""
+    """The class of the single model in a folder, after checking that no file in it can run code."""
     config = read_object(folder / "config.json")
     name = config.get("_class_name")
     kind = _class(diffusers, name, folder / "config.json") if isinstance(name, str) else object
     if not issubclass(kind, ModelMixin):
-        found = name or config.get("architectures", "something")  # as transformers has it
+        found = name or config.get("architectures", "something")  # transformers' key for it
         raise ValueError(f"{folder} holds {found}, which is no model of diffusers")
     check_files(folder)
     check_weights(folder)
@@ -76,19 +76,19 @@ def check_model(folder: Path) -> type[ModelMixin]:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse Python files, and configurations that ask for any."""
+    """Refuse Python files, and configs that ask for code."""
     for path in sorted(folder.glob("*.py")):
         raise UntrustedModelError(f"{path} is Python code that comes with the model; {ALLOW}")
     for path in sorted(folder.glob("*config.json")):
         for key, value in _entries(read_object(path)):
-            # a kernel from the hub is written owner/name
+            # a slash means a kernel from the Hub, owner/name
             kernel = key.endswith(("_implementation", "_implementation_internal")) and "/" in str(value)
             if kernel or (key in CODE_KEYS and value):
                 raise UntrustedModelError(f"{path} asks for code from elsewhere by {key!r}; {ALLOW}")
 
 
 def check_weights(folder: Path) -> None:
-    """Refuse pickles where there is nothing else to read."""
+    """Refuse pickled weights, unless there are safetensors to load instead."""
     for path in sorted(path for path in folder.iterdir() if path.suffix in PICKLES):
         if not any(folder.glob("*.safetensors")):
             raise UntrustedModelError(f"{path} is a pickle, and there is no .safetensors beside it; {ALLOW}")
@@ -102,17 +102,17 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _components(index: dict[str, Any], where: Any) -> Iterator[tuple[str, type]]:
-    """The parts of a pipeline that have a library and a class."""
+    """The components of a pipeline, with their classes."""
     for name, value in index.items():
         if name.startswith("_") or not isinstance(value, list) or not any(isinstance(v, str) for v in value):
-            continue  # a setting, or a part that is left out
+            continue  # a setting, or a component that is left out
         if len(value) != 2 or not all(isinstance(part, str) for part in value) or not name.isidentifier():
             raise UntrustedModelError(f"{where} has a part {name!r} that is no library and class: {value!r}")
         yield name, _class(_library(value[0], where), value[1], where)
 
 
 def _library(name: str, where: Any) -> ModuleType:
-    """diffusers, transformers, one of diffusers' folders of pipelines, or the embedded models' own text."""
+    """A module that classes may come from: diffusers, transformers, diffusers.pipelines.*, our own text."""
     if name == "diffusers":
         return diffusers
     if name == "transformers":
@@ -132,7 +132,7 @@ def _library(name: str, where: Any) -> ModuleType:
 
 
 def _class(library: ModuleType, name: str, where: Any) -> type:
-    renamed = {"CLIPFeatureExtractor": "CLIPImageProcessor"}  # as diffusers does for old pipelines
+    renamed = {"CLIPFeatureExtractor": "CLIPImageProcessor"}  # diffusers does the same for old pipelines
     found = getattr(library, renamed.get(name, name), None)
     if not isinstance(found, type) or not hasattr(found, "from_pretrained"):
         raise ValueError(f"{where} names {name}, and this {library.__name__} has no such class: update it")
@@ -140,7 +140,7 @@ def _class(library: ModuleType, name: str, where: Any) -> type:
 
 
 def _entries(content: Any) -> Iterator[tuple[str, Any]]:
-    """Keys and values at any depth."""
+    """All keys and values, at any depth."""
     if isinstance(content, dict):
         yield from content.items()
         content = list(content.values())

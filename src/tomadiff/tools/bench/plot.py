@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tomadiff.runtime.files import write_whole
+from tomadiff.runtime.files import atomic_write
 from tomadiff.tools.method_spec import DENSE, OURS
 
 from .figures import Row
@@ -57,7 +57,7 @@ def plot(figures: Sequence[Row], title: str, path: Path) -> None:
     beside = {"loc": "upper left", "bbox_to_anchor": (1.02, 1), "frameon": False}
     axes[0][-1].legend(handles.values(), handles.keys(), **beside)
     figure.tight_layout()
-    write_whole(path, lambda partial: figure.savefig(partial, format="png"))
+    atomic_write(path, lambda partial: figure.savefig(partial, format="png"))
     pyplot.close(figure)
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tomadiff.runtime.files import is_a, parse_json, write_whole
+from tomadiff.runtime.files import atomic_write, is_a, parse_json
 from tomadiff.tools.method_spec import DENSE, label
 
 from . import figures
@@ -42,7 +42,7 @@ class Record:
 
     def save(self, path: Path) -> None:
         content = {**asdict(self), "rows": self.rows()}
-        write_whole(path, lambda partial: partial.write_text(json.dumps(content, indent=1)))
+        atomic_write(path, lambda partial: partial.write_text(json.dumps(content, indent=1)))
 
     def resume(self, path: Path) -> None:
         """Take over the runs of a file, if they were made with the same settings."""

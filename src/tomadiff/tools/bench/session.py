@@ -17,7 +17,7 @@ from torch import nn
 
 import tomadiff
 from tomadiff.models import family_of
-from tomadiff.runtime.files import write_whole
+from tomadiff.runtime.files import atomic_write
 from tomadiff.runtime.machine import processor
 from tomadiff.runtime.registration import denoiser
 from tomadiff.tools.demo.embedded import EMBEDDED
@@ -246,7 +246,7 @@ def show(args: argparse.Namespace, record: Record) -> None:
     if args.json:
         record.save(args.json)
     if args.csv:
-        write_whole(args.csv, partial(write_csv, record))
+        atomic_write(args.csv, partial(write_csv, record))
     if args.plot:
         of = "" if record.about["blocks"] == "all" else f", {record.about['blocks']}"
         plot(rows, f"{args.model}{of}, {args.dtype}, {record.about['processor']}", args.plot)

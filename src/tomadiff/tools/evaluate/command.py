@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tomadiff.models import Family, find_family
-from tomadiff.runtime.files import locked, write_whole
+from tomadiff.runtime.files import atomic_write, locked
 from tomadiff.runtime.registration import denoiser
 from tomadiff.tools import samplers
 from tomadiff.tools.arguments.evaluate import PROTOCOLS
@@ -196,9 +196,9 @@ def score_and_report(store: Store, asked: Sequence[Row], metrics: scores.Metrics
     lines = summary.summarise(rows, contenders, sets)
     text = summary.table(lines, metrics.unavailable)
     content = {"job": store.job.to_dict(), "lines": lines, "not available": metrics.unavailable}
-    write_whole(store.folder / "summary.json", lambda path: path.write_text(json.dumps(content, indent=1)))
-    write_whole(store.folder / "summary.md", lambda path: path.write_text(text + "\n"))
-    write_whole(store.folder / "summary.csv", lambda path: summary.write_csv(lines, path))
+    atomic_write(store.folder / "summary.json", lambda path: path.write_text(json.dumps(content, indent=1)))
+    atomic_write(store.folder / "summary.md", lambda path: path.write_text(text + "\n"))
+    atomic_write(store.folder / "summary.csv", lambda path: summary.write_csv(lines, path))
     print(text)
     if len(contenders) > 1 and any(line.get("psnr") is not None for line in lines):
         try:
@@ -212,5 +212,5 @@ def score_and_report(store: Store, asked: Sequence[Row], metrics: scores.Metrics
             print(error, file=sys.stderr)
         sheet = summary.cases(rows, contenders, lambda row: open_picture(store.path(row)))
         if sheet is not None:
-            write_whole(store.folder / "cases.png", lambda path: sheet.save(path, "PNG"))
+            atomic_write(store.folder / "cases.png", lambda path: sheet.save(path, "PNG"))
     print(f"pictures, rows and plots are in {store.folder}")

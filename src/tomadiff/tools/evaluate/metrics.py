@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tomadiff.runtime.files import write_whole
+from tomadiff.runtime.files import atomic_write
 
 # what numpy raises for a file that is something else, or cut short
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, EOFError, BadZipFile, zlib.error)
@@ -96,7 +96,7 @@ class Statistics:
             with partial.open("wb") as file:  # a name would get another ending
                 np.savez(file, mu=self.mean.numpy(), sigma=self.covariance.numpy(), **more)
 
-        write_whole(path, write)
+        atomic_write(path, write)
 
 
 def fid(a: Statistics, b: Statistics) -> float:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tomadiff.runtime.files import check_folder, is_a, parse_json, write_whole
+from tomadiff.runtime.files import atomic_write, check_folder, is_a, parse_json
 from tomadiff.tools.method_spec import decides
 
 from .job import Drawing, Job, Work
@@ -50,7 +50,7 @@ class Store:
         key = (drawing.prompt, drawing.seed, drawing.method, drawing.ratio)
         file = Path("images") / slug(drawing.label) / f"{slug(drawing.prompt)}-{drawing.seed}.png"
         (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.folder / file, lambda path: path.write_bytes(drawing.png))
+        atomic_write(self.folder / file, lambda path: path.write_bytes(drawing.png))
         row = {
             "prompt": drawing.prompt,
             "seed": drawing.seed,
@@ -96,7 +96,7 @@ class Store:
         file, text = self.folder / "job.json", json.dumps(about, indent=1)
         self.folder.mkdir(parents=True, exist_ok=True)
         if not file.exists() or file.read_text() != text:
-            write_whole(file, lambda path: path.write_text(text))
+            atomic_write(file, lambda path: path.write_text(text))
 
     def _take_over(self, found: Iterable[Row]) -> None:
         """Keep the rows whose pictures have their checksums; the others will be drawn again."""
@@ -107,7 +107,7 @@ class Store:
                 self.damaged.append(row["file"])
         # one row for each picture that is there, and no half line at the end
         lines = "".join(json.dumps(row) + "\n" for row in self.rows.values())
-        write_whole(self.folder / "rows.jsonl", lambda path: path.write_text(lines))
+        atomic_write(self.folder / "rows.jsonl", lambda path: path.write_text(lines))
 
     def _checksum(self, file: str) -> str | None:
         """The checksum of a file in the folder; None if it can't be read, or is outside."""

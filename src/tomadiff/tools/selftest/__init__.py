@@ -1,1 +1,1 @@
-"""`tomadiff selftest`: whether tomadiff does on this machine what it does elsewhere, and what it gains."""
+"""`tomadiff selftest`: check that tomadiff works correctly on this machine, and measure what it gains."""

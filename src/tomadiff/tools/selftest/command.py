@@ -1,4 +1,4 @@
-"""The command: all checks within the time, a verdict in words, and a file for an issue."""
+"""The command: run all checks within a time limit, print a verdict, and write a file for an issue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tomadiff.runtime.files import check_writable, write_whole
+from tomadiff.runtime.files import atomic_write, check_writable
 from tomadiff.runtime.machine import processor, versions
 from tomadiff.tools.loading import check_device
 
@@ -33,7 +33,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status 0 if nothing is wrong, 1 if something is."""
+    """Run the self-test; returns exit status 0 if no check failed, else 1."""
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     check_device(str(device))
     if args.json:
@@ -45,13 +45,13 @@ def run(args: argparse.Namespace) -> int:
     print(f"\n{told}")
     if args.json:
         content = {"about": facts, "verdict": told, "findings": [asdict(finding) for finding in findings]}
-        write_whole(args.json, lambda partial: partial.write_text(json.dumps(content, indent=1)))
+        atomic_write(args.json, lambda partial: partial.write_text(json.dumps(content, indent=1)))
         print(f"All of it is in {args.json}, to be pasted into an issue.")
     return int(any(finding.good is False for finding in findings))
 
 
 def examine(device: torch.device, seconds: float, checks: Sequence[Check]) -> list[Finding]:
-    """What checks find, told as it comes. One that breaks is a finding as well."""
+    """Run checks and print each finding at once. A check that raises an exception is a failure."""
     start, findings = time.perf_counter(), []
 
     def tell(finding: Finding) -> None:

@@ -1,4 +1,4 @@
-"""What a check of the self-test found."""
+"""The result of a check of the self-test."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 @dataclass(frozen=True)
 class Finding:
-    """In words; `good` is None where nothing is right or wrong about it, or where it could not be tried."""
+    """The result of one check."""
 
     name: str
-    good: bool | None
-    words: str
-    figures: dict[str, Any] = field(default_factory=dict)
+    good: bool | None  # None for a measurement that can't fail, or if the check could not run here
+    words: str  # the result as text
+    figures: dict[str, Any] = field(default_factory=dict)  # the result as numbers
 
     def __str__(self) -> str:
         mark = {True: "ok  ", False: "FAIL", None: "    "}[self.good]
@@ -27,7 +27,7 @@ Check = Callable[[torch.device], Iterator[Finding]]
 
 
 def dtypes_of(device: torch.device) -> list[torch.dtype]:
-    """Those that a device computes in. bf16 on CPUs may end the process, where a library mistakes them."""
+    """The dtypes to check on a device. No bf16 on CPUs: if oneDNN misdetects the CPU, it ends the process."""
     if device.type == "cpu":
         return [torch.float32]
     half = [torch.float16]

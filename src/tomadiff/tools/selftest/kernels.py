@@ -1,4 +1,4 @@
-"""Each kernel against core, in every type and class of shapes, and what a launch takes of the host."""
+"""Compare each kernel with core, in every dtype and kind of shape, and measure the host time of a launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tomadiff.runtime.machine import wait_for
 
 from .finding import Finding, dtypes_of, name_of
 
-# classes of shapes: whole tiles, ragged ones, video, stripes, and regions as large as a program can hold
+# grid, kind of region, size of region, channels; the last has the largest regions that a program can hold
 SHAPES: dict[str, tuple[tuple[int, ...], str, int, int]] = {
     "whole tiles": ((64, 64), "tile", 8, 640),
     "ragged tiles": ((61, 107), "tile", 8, 320),
@@ -21,12 +21,12 @@ SHAPES: dict[str, tuple[tuple[int, ...], str, int, int]] = {
     "stripes": ((50, 33), "stripe", 8, 70),
     "tiles of 256 tokens": ((32, 48), "tile", 16, 64),
 }
-LAUNCHES = 200  # that are timed
-ENOUGH_US = 30.0  # of the host for a launch: more, and the host may become slower than the device
+LAUNCHES = 200  # number of launches that are timed
+ENOUGH_US = 30.0  # acceptable host time per launch; with more, the host may become slower than the device
 
 
 def kernels_equal_core(device: torch.device) -> Iterator[Finding]:
-    """Destinations as good, merged and unmerged tokens the same up to rounding."""
+    """Kernels choose destinations as good as core's, and merge and unmerge the same up to rounding."""
     if reason := _no_kernels(device):
         yield Finding("kernels", None, reason)
         return
@@ -43,7 +43,7 @@ def kernels_equal_core(device: torch.device) -> Iterator[Finding]:
 
 
 def time_of_a_launch(device: torch.device) -> Iterator[Finding]:
-    """Microseconds of the host for merging at a site: by a kernel, and by core."""
+    """Host time in microseconds for merging at one site, with a kernel and with core."""
     if reason := _no_kernels(device):
         yield Finding("host time of a launch", None, reason)
         return

@@ -1,4 +1,4 @@
-"""The embedded models: dense against forecast and merged, in all ways in which a device can run them."""
+"""Compare dense images of the embedded models with forecast and merged ones, in every mode of the device."""
 
 from __future__ import annotations
 
@@ -21,43 +21,44 @@ from tomadiff.tools.generate import Request, draw
 from .finding import Finding, dtypes_of, name_of
 
 REQUEST = Request("pizza", seed=0, steps=12)
-# Decibels to the dense picture that are expected at least. On a CPU in fp32 they are 50 and 54 for forecasts
-# of the two models, and 34 and 33 for merged pictures.
+# The least PSNR to the dense image, in dB, that passes. On a CPU in fp32, the two models have 50 and 54 dB
+# with forecasts, and 34 and 33 dB when merged.
 FORECAST, MERGED = 32.0, 24.0
-# Between the same settings with and without kernels, or compiled: rounding may change a destination.
+# The least PSNR between the same settings with and without kernels, or with and without compilation: rounding
+# may change a destination.
 SAME = 26.0
-WAYS: dict[str, tuple[dict[str, Any], float]] = {
+MODES: dict[str, tuple[dict[str, Any], float]] = {  # settings, and the least PSNR that passes
     "forecast": ({}, FORECAST),
     "merged": ({"ratio": 0.5, "interval": 1}, MERGED),
 }
 
 
 def pictures_are_close(device: torch.device) -> Iterator[Finding]:
-    """In every type that the device has; merged ones with kernels and without."""
+    """In every dtype of the device; merged images also without kernels."""
     for name in EMBEDDED:
         for dtype in dtypes_of(device):
             pipe = _loaded(name, device, dtype)
             dense = _draw(pipe)
-            for way, (settings, bar) in WAYS.items():
+            for mode, (settings, bar) in MODES.items():
                 with tomadiff.merged(pipe, **settings):
                     picture = _draw(pipe)
                     distance = decibels(picture, dense)
-                    yield _close(f"{name} in {name_of(dtype)}, {way}", distance, bar, "the dense picture")
+                    yield _close(f"{name} in {name_of(dtype)}, {mode}", distance, bar, "the dense picture")
             if device.type == "cuda":
-                with _kernels("0"), tomadiff.merged(pipe, **WAYS["merged"][0]):
+                with _kernels("0"), tomadiff.merged(pipe, **MODES["merged"][0]):
                     distance = decibels(_draw(pipe), picture)
                 what = f"{name} in {name_of(dtype)}, merged without kernels"
                 yield _close(what, distance, SAME, "the one with kernels")
 
 
 def compiled_pictures_are_the_same(device: torch.device) -> Iterator[Finding]:
-    """Where a compiler is at hand, its own; on a CPU, tracing alone is tried."""
+    """With inductor on CUDA; on other devices, only tracing is checked."""
     backend = "inductor" if device.type == "cuda" else "eager"
     dtype = dtypes_of(device)[-1]
     for name in EMBEDDED:
         pipe = _loaded(name, device, dtype)
-        for way, (settings, _) in WAYS.items():
-            what = f"{name} in {name_of(dtype)}, {way}, compiled"
+        for mode, (settings, _) in MODES.items():
+            what = f"{name} in {name_of(dtype)}, {mode}, compiled"
             with tomadiff.merged(pipe, **settings):
                 plain = _draw(pipe)
             try:
@@ -79,7 +80,7 @@ def steps_dont_wait_for_the_device(device: torch.device) -> Iterator[Finding]:
         return
     for name in EMBEDDED:
         pipe = _loaded(name, device, torch.float16)
-        for way, (settings, _) in WAYS.items():
+        for mode, (settings, _) in MODES.items():
             with tomadiff.merged(pipe, **settings):
                 _draw(pipe)  # autotuning, probing and compiling may wait
                 try:
@@ -87,15 +88,15 @@ def steps_dont_wait_for_the_device(device: torch.device) -> Iterator[Finding]:
                         _draw(pipe)
                 except RuntimeError as error:
                     reason = str(error).strip().splitlines()[0]
-                    yield Finding(f"waiting for the device, {name}, {way}", False, reason)
+                    yield Finding(f"waiting for the device, {name}, {mode}", False, reason)
                 else:
                     words = "the host never waits in a call of the model after the first step"
-                    yield Finding(f"waiting for the device, {name}, {way}", True, words)
+                    yield Finding(f"waiting for the device, {name}, {mode}", True, words)
 
 
 @contextmanager
 def waiting_forbidden(pipe: EmojiPipeline) -> Iterator[None]:
-    """In calls of the model, from the second step on; pipelines and schedulers may."""
+    """Make device syncs an error in calls of the model from the second on; pipelines may still sync."""
     model = denoiser(pipe)[0]
     session, first = model._compiled_call_impl, True
 
@@ -130,9 +131,9 @@ def _draw(pipe: EmojiPipeline) -> Image.Image:
 
 
 @contextmanager
-def _kernels(wish: str) -> Iterator[None]:
+def _kernels(setting: str) -> Iterator[None]:
     before = os.environ.get("TOMADIFF_KERNELS", "auto")
-    os.environ["TOMADIFF_KERNELS"] = wish
+    os.environ["TOMADIFF_KERNELS"] = setting
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A model of SDXL's shape, as large as fits: calls dense, ideal and merged, generations, and memory."""
+"""Time dense and merged calls and generations, and memory, of SDXL with random weights, as large as fits."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tomadiff.tools.demo.embedded import load_embedded
 
 from .finding import Finding
 
-# share of the blocks, pixels a side; from all to what fits on small cards
+# share of the blocks and image side in pixels, from full size down to what fits on small GPUs
 SIZES = ((1.0, 1024), (0.5, 1024), (0.25, 768), (0.1, 512))
 STEPS = 20
 ROUNDS = 3
-LEFT = 32 * 2**20  # bytes that may be left after a generation
+LEFT = 32 * 2**20  # bytes that may still be allocated after a generation
 
 
 def speed(device: torch.device) -> Iterator[Finding]:
-    """The largest that fits; on a CPU, the embedded model of that architecture."""
+    """Measure the largest model that fits; on a CPU, the embedded model of the same architecture."""
     if device.type == "cpu":
         embedded = load_embedded("emoji-unet")
         embedded.set_progress_bar_config(disable=True)
@@ -62,7 +62,7 @@ def _measured(
 
 
 def _calls(pipe: DiffusionPipeline, title: str, step: Step, device: torch.device) -> Finding:
-    """Medians over rounds in turns."""
+    """The time of a call: medians over rounds in which the methods take turns."""
     todo = [("dense", 0.0), ("ideal", 0.5), ("tomadiff", 0.5)]
     seconds: dict[str, list[float]] = {method: [] for method, _ in todo}
     with in_turns(pipe, False, todo, lambda pipe, method: None) as made:
@@ -76,7 +76,7 @@ def _calls(pipe: DiffusionPipeline, title: str, step: Step, device: torch.device
 
 
 def _host(step: Step, title: str, device: torch.device) -> Finding:
-    """What merging adds to the time until the host has launched everything."""
+    """The time until the host has launched all kernels of a call, dense and merged."""
     if device.type == "cpu":
         return Finding(f"host time of a call, {title}", None, "on a CPU the host is the device: not measured")
     taken = []
@@ -102,11 +102,11 @@ def _host(step: Step, title: str, device: torch.device) -> Finding:
 def _generations(
     pipe: DiffusionPipeline, title: str, arguments: dict[str, Any], device: torch.device
 ) -> Iterator[Finding]:
-    """Dense, and as apply(pipe) does it: time, the time of a step that is skipped, and memory."""
+    """Generations, dense and with apply(pipe): total time, time of a skipped step, and memory."""
     dense, _, _, peak, _ = _generation(pipe, arguments, device)
     tomadiff.apply(pipe)
     try:
-        _generation(pipe, arguments, device)  # warms up
+        _generation(pipe, arguments, device)  # warm-up
         taken, run, skipped, most, left = _generation(pipe, arguments, device)
     finally:
         tomadiff.remove(pipe)
@@ -125,9 +125,9 @@ def _generations(
 def _generation(
     pipe: DiffusionPipeline, arguments: dict[str, Any], device: torch.device
 ) -> tuple[float, float | None, float | None, int, int]:
-    """Seconds, milliseconds of a step that runs and of one that is skipped, bytes at the peak and left."""
+    """Seconds in all, milliseconds of a step that runs and of a skipped one, peak bytes, bytes left over."""
     session = session_of(denoiser(pipe)[0])
-    ends: list[tuple[float, int]] = []  # of steps, and how many were skipped so far
+    ends: list[tuple[float, int]] = []  # for each step: when it ended, and how many were skipped until then
 
     def note(pipe: Any, step: int, time_step: Any, values: dict[str, Any]) -> dict[str, Any]:
         wait_for(device)
