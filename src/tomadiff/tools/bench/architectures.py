@@ -1,4 +1,4 @@
-"""Published models as they are built: the true shapes, and nothing to download."""
+"""Configurations of published models, so that they can be built at full size without a download."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Architecture:
     """A published model, without its weights."""
 
     title: str
-    size: tuple[int, int]  # of its pictures, or of frames: height and width in pixels
-    steps: int  # of a generation in the paper
+    size: tuple[int, int]  # height and width of its images or frames, in pixels
+    steps: int  # number of steps per generation in the paper
     pipeline: Callable[..., DiffusionPipeline]
     model: Callable[..., ModelMixin]
     vae: Callable[..., ModelMixin]
     scheduler: Callable[[], SchedulerMixin]
-    config: dict[str, Any]  # of the model
+    config: dict[str, Any]  # the model's config
 
     def at_depth(self, depth: float) -> dict[str, Any]:
-        """The configuration with that share of the blocks, at least one of each kind."""
+        """The config with this share of the blocks, at least one of each kind."""
         if not 0 < depth <= 1:
             raise ValueError(f"depth must be above 0 and at most 1, got {depth}")
 
@@ -78,8 +78,8 @@ SD_VAE = partial(
 WIDE_VAE = partial(
     SD_VAE, latent_channels=16, use_quant_conv=False, use_post_quant_conv=False, sample_size=1024
 )
-# Not PNDM and Euler, as published with 1.5 and SDXL: PNDM calls the model twice in one step, and Euler reads
-# values, which a pipeline on the meta device doesn't have.
+# DDIM instead of the published PNDM (1.5) and Euler (SDXL): PNDM calls the model twice in one step, and Euler
+# reads tensor values, which don't exist on the meta device.
 SD_SCHEDULER = partial(
     DDIMScheduler,
     beta_start=0.00085,
@@ -96,7 +96,7 @@ SD_UNET: dict[str, Any] = {
     "up_block_types": ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
     "layers_per_block": 2,
     "transformer_layers_per_block": (1, 1, 1, 1),
-    "attention_head_dim": 8,  # in UNets, the number of heads
+    "attention_head_dim": 8,  # in UNets, this is the number of heads
     "cross_attention_dim": 768,
 }
 

@@ -1,4 +1,4 @@
-"""`tomadiff bench`: which method is faster, by how much, and how close to the possible speed-up."""
+"""`tomadiff bench`: how fast each method is, compared with dense and with the ideal speed-up."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .plot import check_plot
 from .step import STEPS
 
 PAPER: dict[str, Any] = {"size": [(1024, 1024)], "ratio": [0.25, 0.5, 0.75], "repeats": 100}
-MAX_ROUNDS = STEPS - 10  # one step for each round, and some for warming up
+MAX_ROUNDS = STEPS - 10  # each round takes one step of the table, and warming up takes some
 USUAL: dict[str, Any] = {"ratio": [0.5], "repeats": 3}
 
 
 def run(args: argparse.Namespace) -> int:
-    """`tomadiff bench`."""
+    """Run `tomadiff bench`."""
     resolve_arguments(args)
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def resolve_arguments(args: argparse.Namespace) -> None:
-    """Fill in defaults and those of a protocol, and refuse arguments that make no sense."""
+    """Fill in defaults, those of the protocol if one was given, and refuse arguments that make no sense."""
     defaults = PAPER if args.protocol else USUAL
     for name, value in defaults.items():
         if getattr(args, name) is None:
@@ -67,7 +67,7 @@ def resolve_arguments(args: argparse.Namespace) -> None:
 
 
 def check_expect_arguments(args: argparse.Namespace) -> None:
-    """Refuse arguments that have no meaning without timing."""
+    """Refuse arguments that have no meaning with --expect, which times nothing."""
     if args.model not in ARCHITECTURES:
         raise ValueError(f"--expect knows {', '.join(ARCHITECTURES)}, not {args.model!r}")
     files, others = ("json", "csv", "plot", "resume"), ("no_count", "threads", "steps", "protocol")

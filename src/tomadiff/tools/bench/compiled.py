@@ -1,7 +1,7 @@
-"""Contenders on compiled models: each has a model of its own, so that nothing is compiled twice.
+"""Contenders on compiled models: each has its own copy of the model, so that nothing is compiled twice.
 
-Putting hooks on a model makes new functions, and what was compiled with the last ones doesn't fit any more.
-So nobody takes turns on one model here: there is one for each contender, around the same weights.
+Adding hooks to a model creates new functions, which invalidates what was compiled before. So contenders don't
+take turns on one model here; each has modules of its own around the same weights.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tomadiff.runtime.registration import denoiser, denoisers
 
 from .contenders import Contender, contender
 
-MANY = 256  # programs for one function: one for each contender
-# torch's limit of these, by the names that it has had
+MANY = 256  # limit on compiled versions of one function; there is one per contender
+# names of torch's setting for that limit, newest first
 LIMITS = ("recompile_limit", "cache_size_limit")
 
 
@@ -33,9 +33,9 @@ def compiled_contenders(
     prepare: Callable[[DiffusionPipeline, str], None],
     backend: str = "inductor",
 ) -> Iterator[list[tuple[Contender, DiffusionPipeline]]]:
-    """All contenders, each switched on and compiled on a pipeline of its own, which `prepare` sees before.
+    """All contenders, each active and compiled on its own pipeline, which is passed to `prepare` first.
 
-    Lengths are compiled as constants, as they are for whoever uses one setting and one size.
+    Sequence lengths are compiled as constants, as they are for users with one setting and one size.
     """
     torch.compiler.reset()
     limit = next(name for name in LIMITS if hasattr(torch._dynamo.config, name))
@@ -53,7 +53,7 @@ def compiled_contenders(
 
 
 def twin(pipe: DiffusionPipeline) -> DiffusionPipeline:
-    """The same pipeline with modules of its own around the same weights."""
+    """A copy of the pipeline with its own modules around the same weights."""
     own = copy.copy(pipe)
     own.scheduler = copy.deepcopy(pipe.scheduler)
     models = [model for model, _ in denoisers(pipe)]

@@ -1,4 +1,4 @@
-"""What a benchmark compares: methods at ratios."""
+"""What a benchmark compares: contenders, each a method at a ratio."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tomadiff.tools.rivals import RIVALS
 
 @dataclass(frozen=True)
 class Contender:
-    """One method at one ratio, which the model runs with for the length of `with contender.use():`."""
+    """One method at one ratio. The model runs with it inside `with contender.use():`."""
 
     method: str
     ratio: float  # 0 for dense
     use: Callable[[], AbstractContextManager[Any]] = nullcontext
-    patch: Session | None = None  # of what is our own: it lives on from one use to the next
-    call: Callable[[int], Any] | None = None  # its call of the model at a step, or its whole generation
+    patch: Session | None = None  # our own methods' session, which persists between uses
+    call: Callable[[int], Any] | None = None  # runs the model at a step, or a whole generation
 
     @property
     def label(self) -> str:
@@ -56,7 +56,7 @@ class Contender:
 
     @property
     def keeps_plans_for(self) -> float:
-        """Steps for each plan that is made; with two layouts in turns, there are twice as many plans."""
+        """Number of steps per plan; if two layouts of regions alternate, twice as many plans are made."""
         return (self.config.refresh_weights or 1) / (1 + self.config.shift) if self.config else 1.0
 
 
@@ -67,7 +67,7 @@ def contender(model: nn.Module, pipeline: Any, method: str, ratio: float) -> Con
         return Contender(method, ratio, lambda: switched_on(target, method, ratio))
     family = family_of(model)
     config = configuration(method, ratio, family)
-    if pipeline is None and config.merges:  # single calls are of steps that run
+    if pipeline is None and config.merges:  # single calls are never forecast
         config = dataclasses.replace(config, interval=1)
     patch = Session(model, family, config, pipeline)
     return Contender(method, ratio, lambda: attached(patch), patch)
@@ -80,7 +80,7 @@ def in_turns(
     todo: Sequence[tuple[str, float]],
     prepare: Callable[[DiffusionPipeline, str], None],
 ) -> Iterator[list[tuple[Contender, DiffusionPipeline]]]:
-    """All contenders on one and the same pipeline, which `prepare` sees before, for each of them."""
+    """All contenders on the same pipeline, after `prepare(pipe, method)` for each of them."""
     for method, _ in todo:
         prepare(pipe, method)
     model, target = denoiser(pipe)[0], pipe if whole else None

@@ -1,8 +1,7 @@
-"""What a call of a model does, counted on the meta device, where nothing is computed.
+"""Count FLOPs, bytes and kernel launches of a model's call on the meta device, without computing anything.
 
-FLOPs, bytes and launches don't depend on the machine, so what merging saves and what it adds can be told for
-models and GPUs that nobody here has. Bytes are those of the counted model's precision: to know what happens
-in half precision, count a model in half precision.
+These don't depend on the machine, so what merging saves and adds can be predicted for models and GPUs that
+are not at hand. Bytes depend on the model's dtype: for half precision, count a model in half precision.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ from tomadiff.runtime.registration import attach, detach
 from tomadiff.runtime.session import Session
 from tomadiff.runtime.timing import Times
 
-PHASES = ("model", "plan", "merge", "unmerge")  # the last three are ours
+PHASES = ("model", "plan", "merge", "unmerge")  # the last three are tomadiff's
 OVERHEAD = PHASES[1:]
 
-# What launches nothing returns a view, and PyTorch knows which operations do, or is one of these: they return
-# the same memory in another shape, or new memory with nothing in it yet.
+# Operations that launch no kernel: views, which PyTorch marks as such, and these. They return the same memory
+# in another shape, or uninitialised memory.
 NO_LAUNCH = {"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-PICKING = {"gather", "index_select", "index", "embedding"}  # read as much of their first tensor as they write
-FILLING = {"copy_", "fill_", "zero_"}  # write all of their first tensor and read nothing of it
-SCATTERING = {"scatter_", "index_put_"}  # write as much of their first tensor as they are given
+PICKING = {"gather", "index_select", "index", "embedding"}  # read only part of their first tensor
+FILLING = {"copy_", "fill_", "zero_"}  # overwrite their first tensor without reading it
+SCATTERING = {"scatter_", "index_put_"}  # write only as much of their first tensor as they are given
 
 
 class Op(NamedTuple):
-    """One kernel launch. Sorting and the like take several; they count as one, so launches are at least."""
+    """One kernel launch. Sorting and the like launch several, but count as one: counts are lower bounds."""
 
     name: str
-    phase: str
-    flops: int  # two for each multiply-add of matrix products, convolutions and attention; others count none
+    phase: str  # one of PHASES
+    flops: int  # two per multiply-add of matrix products, convolutions and attention; 0 for everything else
     bytes: int  # read and written
-    dtype: torch.dtype  # of what it writes
+    dtype: torch.dtype  # of the output
 
 
 class Total(NamedTuple):
@@ -57,7 +56,7 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """What was launched in a number of calls. All figures are per call."""
+    """The launches of one or more calls. All totals are per call."""
 
     ops: Sequence[Op]
     calls: int = 1
@@ -82,29 +81,29 @@ class Counts:
 
 @dataclass(frozen=True)
 class Cycle:
-    """The steps from one choice of destinations to the next, after which everything repeats itself."""
+    """The steps from one choice of destinations to the next; all later steps repeat them."""
 
     steps: Sequence[Counts]
 
     @property
     def planning(self) -> Counts:
-        """A step in which plans are made."""
+        """A step that makes new plans."""
         return self.steps[0]
 
     @property
     def reusing(self) -> Counts:
-        """A step in which as little as possible is made anew."""
+        """A step that recomputes as little as possible."""
         return min(self.steps, key=_planned)
 
     @property
     def refreshing(self) -> Counts | None:
-        """A step in which only weights are made anew, if there is one."""
+        """A step that recomputes only weights, if there is one."""
         least, most = _planned(self.reusing), _planned(self.planning)
         return next((step for step in self.steps if least < _planned(step) < most), None)
 
     @property
     def per_step(self) -> Counts:
-        """The average."""
+        """The average step."""
         return Counts([op for step in self.steps for op in step.ops], len(self.steps))
 
 
@@ -113,7 +112,7 @@ def _planned(counts: Counts) -> float:
 
 
 class Counter(TorchDispatchMode):
-    """Notes every launch on the meta device. `phase` names the part; None for the model itself."""
+    """Records every launch on the meta device. `phase()` returns the current phase, or None for the model."""
 
     def __init__(self, phase: Callable[[], str | None] = lambda: None) -> None:
         super().__init__()
@@ -145,7 +144,7 @@ class Counter(TorchDispatchMode):
 
 
 class _Fused(TorchFunctionMode):
-    """Counts functions that every GPU runs as one kernel; the meta device would take them apart."""
+    """Counts functions that every GPU runs as one kernel, but that the meta device would decompose."""
 
     def __init__(self, counter: Counter) -> None:
         super().__init__()
@@ -173,16 +172,16 @@ class _Fused(TorchFunctionMode):
 
 
 def is_launch(func: OpOverload, inputs: Any, output: Any) -> bool:
-    """Whether an operation is a kernel on the device of the model."""
+    """Whether an operation launches a kernel on the model's device."""
     written = _tensors(output)
     if func.is_view or _name(func) in NO_LAUNCH or not written or written[0].device.type != "meta":
         return False
-    # what is sent over from the host is made there once for all; single numbers come along with a launch
+    # tensors from the host are cached tables, copied once; scalars are passed along with the launch
     return not any(tensor.device.type != "meta" and tensor.ndim for tensor in _tensors(inputs))
 
 
 def traffic(func: OpOverload, args: tuple, kwargs: dict[str, Any], output: Any) -> int:
-    """The bytes that a kernel reads and writes: each of its tensors once, from memory and back."""
+    """The bytes that a kernel reads and writes, with each tensor counted once."""
     outs = {argument.name for argument in func._schema.arguments if argument.is_out}
     read = _tensors((args, {name: value for name, value in kwargs.items() if name not in outs}))
     if _name(func) in PICKING:
@@ -193,7 +192,7 @@ def traffic(func: OpOverload, args: tuple, kwargs: dict[str, Any], output: Any) 
 
 
 def size(*values: Any) -> int:
-    """The bytes of all tensors in there; those that an expanded dimension repeats lie in memory once."""
+    """The bytes of all tensors in these values; along an expanded dimension, memory counts once."""
     return sum(
         tensor.element_size() * math.prod(n for n, stride in zip(tensor.shape, tensor.stride()) if stride)
         for tensor in _tensors(values)
@@ -209,15 +208,15 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 class MetaTimes(Times):
-    """Of a model on the meta device, which autocast doesn't know."""
+    """Times for a model on the meta device, which autocast doesn't support."""
 
     overhead = Times.spent
 
 
 def patch_for_counting(model: nn.Module, family: Family, config: Config, grid: tuple[int, ...]) -> Session:
-    """A patch that is told the grid, since families may read it from values, and a skeleton has none.
+    """A session with a fixed grid: families may read it from tensor values, which the meta device lacks.
 
-    Dense steps are left out: what they do is known, and how many of all steps they are is not.
+    It has no forecast steps: their cost is known, and their number depends on the generation.
     """
     family = dataclasses.replace(
         family, grid=lambda model, *sources: grid, reference_tokens=lambda model, *sources: (0, 0)
@@ -230,17 +229,17 @@ def patch_for_counting(model: nn.Module, family: Family, config: Config, grid: t
 
 @torch.no_grad()
 def count(call: Callable[[int], Any], patch: Session | None = None) -> Cycle:
-    """Count what `call(step)` launches, step by step; the patch is put on for it, and taken off again.
+    """Count what `call(step)` launches, step by step; `patch` is attached meanwhile.
 
-    The timestep of a call must be a view of an entry of one table, as in a pipeline: `table[step]`.
+    The timestep of a call must be a view of an entry in one table, as in a pipeline: `table[step]`.
     """
     if patch is None:
         return Cycle([_counted(call, 0, lambda: None)])
     shift, period = patch.config.shift, patch.config.refresh_destinations or 1
     if shift:
-        period += period % 2  # layouts take turns, so that a plan's age is even when it comes up
+        period += period % 2  # layouts alternate, so a plan is used every second step, and its age is even
     steps: list[Counts] = []
-    reusing: dict[bool, Counts] = {}  # steps that reuse plans of the same layout are all alike: run one
+    reusing: dict[bool, Counts] = {}  # by layout: all steps that only reuse plans are alike
     attach(patch)
     patch.forget()
     try:
@@ -250,7 +249,10 @@ def count(call: Callable[[int], Any], patch: Session | None = None) -> Cycle:
             if shifted in reusing and not any(plans.due(kept, step) for kept in plans.values()):
                 steps.append(reusing[shifted])
                 continue
-            patch.clock.step, made = step - 1, patch.counts.refreshes.copy()  # steps may have been left out
+            patch.clock.step, made = (
+                step - 1,
+                patch.counts.refreshes.copy(),
+            )  # steps before may not have been run
             steps.append(_counted(call, step, lambda: patch.times.phase))
             if patch.counts.refreshes == made:
                 reusing[shifted] = steps[-1]

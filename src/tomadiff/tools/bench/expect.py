@@ -1,4 +1,4 @@
-"""What each method does in a step, counted; and what a roofline expects of that."""
+"""Count what each method does in a step, and predict its speed-up with a roofline model."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .models import skeleton
 from .roofline import DEVICES, Device, predict
 from .step import Step
 
-Counted = dict[tuple[str, float], Counts]  # by method and ratio, an average step
+Counted = dict[tuple[str, float], Counts]  # an average step, by method and ratio
 
 
 def count_all(step: Step, size: tuple[int, int], todo: Sequence[tuple[str, float]]) -> Counted:
-    """Count every method, averaged over the steps for which it keeps its plans."""
+    """Count every method, averaged over the steps for which it reuses its plans."""
     bones, family = skeleton(step.model), family_of(step.model)
     call, grid = step.on(bones), _grid(step, family, size)
     found: Counted = {(DENSE, 0.0): count(call).per_step}
     for number, (method, ratio) in enumerate(todo):
         _tell(number, len(todo))
         if any(map(_caches, parts_of(method))) or not (ratio or merges(method)):
-            continue  # calls that run are dense ones; and what a cache does depends on values
+            continue  # without merging, calls that run are dense; what a cache does depends on tensor values
         entry = contender(bones, None, method, ratio)
         if entry.config and entry.config.auto:
-            continue  # what it does is found out on a device
+            continue  # auto decides by measuring, which the meta device can't
         if entry.config:
             found[method, ratio] = count(call, patch_for_counting(bones, family, entry.config, grid)).per_step
         else:
@@ -41,7 +41,7 @@ def count_all(step: Step, size: tuple[int, int], todo: Sequence[tuple[str, float
 
 
 def rows(counted: Counted, size: tuple[int, int], device: Device | None) -> list[Row]:
-    """One row for each method and ratio, with the speed-up that the roofline of a device expects."""
+    """One row per method and ratio, with the speed-up that the roofline model predicts for a device."""
     dense = counted[DENSE, 0.0]
     return [
         {
@@ -50,7 +50,7 @@ def rows(counted: Counted, size: tuple[int, int], device: Device | None) -> list
             "ratio": ratio,
             "model_flops": counts.model.flops,
             "overhead_flops": counts.overhead.flops,
-            # what others do is not told apart from the model
+            # for methods that are not ours, overhead can't be separated from the model
             "overhead_flops_share": counts.overhead.flops / dense.total.flops
             if parse(method)[0] in METHODS
             else None,
@@ -64,7 +64,7 @@ def rows(counted: Counted, size: tuple[int, int], device: Device | None) -> list
 
 
 def table(counted: Counted, devices: Sequence[Device] = tuple(DEVICES.values())) -> str:
-    """The time of a dense call on each device, and the share of it that each method saves, as Markdown."""
+    """A Markdown table: the time of a dense call on each device, and the share that each method saves."""
     dense = counted[DENSE, 0.0]
     columns = {"GPU": [device.name for device in devices]}
     columns["dense, ms"] = [f"{1000 * predict(dense, dense, device).dense:.0f}" for device in devices]
@@ -76,7 +76,7 @@ def table(counted: Counted, devices: Sequence[Device] = tuple(DEVICES.values()))
 
 
 def _grid(step: Step, family: Family, size: tuple[int, int]) -> tuple[int, ...]:
-    """The grid of tokens. A model without weights has no values to read it from, but as many tokens."""
+    """The grid of tokens. Position ids on the meta device have no values, so their number has to do."""
     names = [family.grid_from] if isinstance(family.grid_from, str) else family.grid_from
     sources = [step.argument(name) for name in names]
     if names[0].endswith("ids") and sources[0].is_meta:

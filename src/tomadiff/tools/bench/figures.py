@@ -1,4 +1,4 @@
-"""From runs to figures: medians of ratios within rounds, as rows, a table and words."""
+"""Turn runs into figures: medians of ratios within rounds, as rows, as a table and in words."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tomadiff.tools.method_spec import DENSE, OURS, parse
 from .measure import Run
 
 Row = dict[str, Any]
-WORTH = 0.05  # a saving that is worth a changed picture
+WORTH = 0.05  # the least saving that is worth a changed image
 MIN_SAVING = 0.02  # smaller savings can't be told from noise
 
 
 def rows(runs: Sequence[Run], counts: Sequence[Row], keep_steps: dict[str, float]) -> list[Row]:
-    """One row for each size, method and ratio.
+    """One row per size, method and ratio.
 
-    keep_steps: for how many steps a method's plans are kept. Their time is added in shares, at the price of a
-    whole plan for every refresh, also where only weights are made anew.
+    keep_steps: for how many steps each method reuses a plan. The planning time is spread over these steps; a
+    refresh of the weights alone is charged like a whole plan.
     """
     groups: dict[tuple, list[Run]] = {}
     for run in runs:
@@ -59,9 +59,9 @@ def _row(group: list[Run], key: tuple, runs: Sequence[Run], keep_steps: dict[str
         row["speedup"], row["speedup_spread"] = statistics.median(ratios), _middle_half(ratios)
     if dense and ideal:
         possible = {number: 1 - ideal[number] / dense[number] for number in times}
-        row["of_ideal"] = None  # a share of next to nothing
+        row["of_ideal"] = None  # the ideal saves next to nothing, so a share of it would mean nothing
         if statistics.median(possible.values()) >= MIN_SAVING:
-            # where something else disturbed the ideal, a share of it would have any size and sign
+            # leave out rounds in which the ideal was disturbed: a share of its saving could be anything there
             row["of_ideal"] = statistics.median(
                 (1 - seconds / dense[number]) / possible[number]
                 for number, seconds in times.items()
@@ -71,7 +71,7 @@ def _row(group: list[Run], key: tuple, runs: Sequence[Run], keep_steps: dict[str
 
 
 def ideal_of(method: str) -> str:
-    """The name of the limit of a method: the ideal on the same sites."""
+    """The name of a method's upper bound: the ideal on the same sites."""
     if "+" in method:
         return ""
     sites = {"where", "modules", "dense_blocks"} & set(parse(method)[1])
@@ -82,7 +82,7 @@ def ideal_of(method: str) -> str:
 
 
 def _middle_half(values: list[float]) -> tuple[float, float]:
-    """The quartiles: one run that something else disturbed should not look like an uncertain figure."""
+    """The lower and upper quartile, which a single disturbed run hardly affects."""
     if len(values) == 1:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -95,7 +95,7 @@ def _seconds(run: Run, keep_steps: dict[str, float]) -> float:
 
 
 def table(figures: Sequence[Row], unit: str) -> str:
-    """As Markdown. A column that nobody has a figure for is left out."""
+    """The figures as a Markdown table, without columns that have no values."""
     most = max((row.get("model_flops") or 0.0 for row in figures), default=0.0)
     unit_name, scale = ("T", 1e12) if most >= 1e11 else ("G", 1e9)
     columns = {
@@ -147,7 +147,7 @@ def _parts(row: Row) -> str:
 
 
 def words(figures: Sequence[Row]) -> list[str]:
-    """Whether our own merging is worth it, for each size and ratio."""
+    """One sentence per size and ratio: whether our own merging is worth it."""
     sentences = []
     for row in figures:
         if not row["method"].startswith(OURS) or "speedup" not in row:

@@ -1,6 +1,6 @@
-"""Timing: contenders take turns in one process, so that only neighbours are compared.
+"""Timing: contenders take turns in one process, and only runs of the same round are compared.
 
-Timings on a shared machine swing by a factor of two from one minute to the next; ratios within a round don't.
+Timings on a shared machine vary by a factor of two from one minute to the next; ratios within a round don't.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class Run:
     ratio: float
     round: int
     seconds: float
-    # of these, or beside these where plans are kept for several steps; None where nobody can tell
+    # Parts of `seconds`, except that planning is not included if plans are reused for several steps. None if
+    # unknown.
     plan_seconds: float | None
     merge_seconds: float | None
     unmerge_seconds: float | None
     peak_bytes: int
-    level_bytes: int = 0  # what was in use before the call: weights, and plans of others
+    level_bytes: int = 0  # memory in use before the call: weights, and plans of other contenders
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Progress:
     of: int
     label: str
     seconds: float
-    left: float  # seconds
+    left: float  # estimated seconds until the end
 
 
 def rounds(
@@ -66,13 +67,14 @@ def rounds(
     count: Callable[[], AbstractContextManager[Work]] | None = None,
     flops: dict[str, int] | None = None,
 ) -> Iterator[list[Run]]:
-    """Warm everything up, then go round: each item is one round, with a run of every contender in it.
+    """Warm up all contenders, then yield one round after the other, each with a run of every contender.
 
-    `call` is that of contenders that have none of their own.
+    `call` is used for contenders that have no call of their own.
 
-    Every other round goes backwards, so that nobody always comes after the same one. In single calls, the
-    making of plans that are kept for several steps is timed apart, and figures add its share. In `whole`
-    generations, everything is in the time; if they are counted while warming up, `flops` has each one's.
+    Every other round goes in reverse order, so that no contender always follows the same one. For single
+    calls, plans that are reused for several steps are timed separately, and `figures` adds their share. The
+    time of `whole` generations includes everything; if `count` is given, it counts the warm-up runs, and
+    `flops` receives each contender's FLOPs.
     """
     total = len(contenders) * (len(numbers) + 1)
     begin, done = time.perf_counter(), 0
@@ -108,7 +110,7 @@ def _call_of(contender: Contender, everybodys: Call | None) -> Call:
 
 
 def _warm_up(call: Call, contender: Contender, device: torch.device, whole: bool) -> dict[str, float | None]:
-    """A first call; where the device runs behind our back, also what a call spends on what."""
+    """Make a first call. On asynchronous devices, also measure the time of plan, merge and unmerge."""
     patch = contender.patch
     with contender.use():
         call(0)
@@ -122,8 +124,8 @@ def _warm_up(call: Call, contender: Contender, device: torch.device, whole: bool
         times.synchronise = False
         spent: dict[str, float | None] = {part: times.seconds[part] - before[part] for part in PARTS}
         if contender.keeps_plans_for > 1:
-            call(2)  # where layouts take turns, the plan of the other one
-            plans.schedule = RefreshSchedule(10**9, 10**9)  # timed calls reuse what there is now
+            call(2)  # if two layouts of regions alternate, this makes the other one's plan
+            plans.schedule = RefreshSchedule(10**9, 10**9)  # timed calls reuse these plans
         return spent
 
 
@@ -136,7 +138,7 @@ def _timed(
     whole: bool,
     spent: dict[str, float | None],
 ) -> Run:
-    """One run. On the CPU, which tells what it spent on what, plans are made in every single call."""
+    """One run. On the CPU, where planning can be timed within a call, every single call makes new plans."""
     patch = contender.patch
     if patch and not whole and device.type == "cpu":
         patch.plans.clear()
@@ -145,7 +147,7 @@ def _timed(
         level, compiled = reset_peak(device), graphs()
         wait_for(device)
         start = time.perf_counter()
-        call(number + 3)  # steps 0, 1 and 2 were for warming up
+        call(number + 3)  # warming up took steps 0, 1 and 2
         wait_for(device)
         seconds = time.perf_counter() - start
     if graphs() != compiled:
@@ -173,23 +175,23 @@ def _timed(
 
 
 def graphs() -> int:
-    """How many torch compiled so far."""
+    """The number of graphs that torch has compiled so far."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def reset_peak(device: torch.device) -> int:
-    """Forget the most memory there ever was, and return what is in use now: on a GPU, or by this process."""
+    """Reset the peak memory, and return the bytes in use now: on a GPU, or else by this process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
     if os.access("/proc/self/clear_refs", os.W_OK):
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed, but not given back, would count as in use
+        ctypes.CDLL(None).malloc_trim(0)  # freed memory that malloc still holds would count as in use
         Path("/proc/self/clear_refs").write_text("5")
     return peak(device)
 
 
 def peak(device: torch.device) -> int:
-    """The most memory since then, in bytes; 0 where nobody tells."""
+    """The peak memory in bytes since `reset_peak`; 0 where it can't be measured."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")

@@ -1,7 +1,7 @@
-"""Pipelines around full-size architectures with random weights, and what pipelines are called with.
+"""Full-size pipelines with random weights, and realistic arguments to call them and their denoisers with.
 
-Speed does not depend on the weights, so there is nothing to download. And what a denoiser is called with is
-not made up: a pipeline is run until it calls it.
+Speed does not depend on the weights, so nothing has to be downloaded. The denoiser's arguments are real: the
+pipeline is run until it calls the denoiser.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tomadiff.runtime.registration import denoiser
 
 from .architectures import ARCHITECTURES
 
-PROMPT = "a red apple"  # which the embedded models know, too
-# of each family's text encoders, CLIP, T5 and Gemma
+PROMPT = "a red apple"  # the embedded models know these words, too
+# sequence lengths of each family's text encoders
 TEXT_TOKENS = {"unet": 77, "sd3": 77 + 256, "flux": 512, "sana": 300, "wan": 512}
 
 
@@ -34,8 +34,8 @@ def build(
 ) -> DiffusionPipeline:
     """A pipeline around an architecture with random weights and no text encoders.
 
-    `depth` is the share of its blocks to build. The decoder takes part in whole generations only. On the meta
-    device, the pipeline has no weights at all; its calls can be captured all the same.
+    `depth` is the share of its blocks to build. The decoder is needed for whole generations only. On the meta
+    device the pipeline has no weights, but its calls can still be captured.
     """
     architecture = ARCHITECTURES[name]
     takes = inspect.signature(architecture.pipeline).parameters
@@ -54,12 +54,12 @@ def skeleton_of(name: str, depth: float = 1.0, dtype: torch.dtype = torch.float3
 
 
 def skeleton(model: ModelMixin) -> ModelMixin:
-    """The same for a model that is there, in its precision."""
+    """A copy of a model on the meta device, in the same dtype: shapes without weights."""
     return _made(lambda: type(model).from_config(model.config), model.dtype, "meta")
 
 
 def depth_note(name: str, depth: float) -> str:
-    """What `depth` left of the blocks, in words; nothing where that is all of them."""
+    """How many of the blocks `depth` leaves, in words; empty if all of them."""
     if depth == 1:
         return ""
     shallow, full = skeleton_of(name, depth), skeleton_of(name)
@@ -77,7 +77,7 @@ def _count(model: nn.Module, class_name: str) -> int:
 
 
 def _made(make: Callable[[], ModelMixin], dtype: torch.dtype, device: str | torch.device) -> ModelMixin:
-    """A model made where and as it is to be: made elsewhere first, a large one would be there twice."""
+    """Make a model directly on its device and in its dtype, since a copy would double the memory."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -85,7 +85,7 @@ def _made(make: Callable[[], ModelMixin], dtype: torch.dtype, device: str | torc
             model = make()
     finally:
         torch.set_default_dtype(before)
-    # Tables of positions are made in float32 all the same. (diffusers' own `to` would warn for no reason.)
+    # Position tables are made in float32 regardless. (diffusers' own `to` would warn for no reason.)
     return nn.Module.to(model, dtype).eval()
 
 
@@ -96,9 +96,9 @@ def arguments(
     guidance: float | None = None,
     prompt: str = PROMPT,
 ) -> dict[str, Any]:
-    """What to call a pipeline with for pictures of that height and width.
+    """Arguments for a pipeline to generate images of this height and width.
 
-    Without text encoders, the prompt is random embeddings. Guidance None is the pipeline's own default.
+    Without text encoders, the prompt is random embeddings. guidance=None means the pipeline's default.
     """
     wanted: dict[str, Any] = {"height": size[0], "width": size[1], "guidance_scale": guidance}
     takes = inspect.signature(pipe.__call__).parameters
@@ -111,41 +111,41 @@ def arguments(
     embeddings = _embeddings(denoiser(pipe)[0], batch, guided, pipe._execution_device)
     masks = {name.replace("embeds", "attention_mask"): embeds for name, embeds in embeddings.items()}
     call |= {name: torch.ones_like(embeds[..., 0]) for name, embeds in masks.items() if name in takes}
-    if "use_resolution_binning" in takes:  # to sizes that weights were trained on
+    if "use_resolution_binning" in takes:  # it would round to the sizes of the training set
         call |= {"use_resolution_binning": False, "negative_prompt": None}
     return {**embeddings, **call}
 
 
 def _embeddings(model: ModelMixin, batch: int, guided: bool, device: torch.device) -> dict[str, Tensor]:
-    """Random embeddings of a prompt, and of a negative one where guidance asks for it."""
+    """Random embeddings for a prompt, and for a negative prompt if guidance needs one."""
     config, family = model.config, family_of(model).name
     pooled = config.get("pooled_projection_dim")
     if family == "unet" and config.addition_embed_type == "text_time":
-        # SDXL puts the pooled prompt beside six numbers about size and crop
+        # SDXL concatenates the pooled prompt with embeddings of six numbers for size and crop
         pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
     names = {"unet": "cross_attention_dim", "sana": "caption_channels", "wan": "text_dim"}
     width = config[names.get(family, "joint_attention_dim")]
     shapes: dict[str, tuple[int, ...]] = {"prompt_embeds": (batch, TEXT_TOKENS[family], width)}
     if pooled is not None:
         shapes["pooled_prompt_embeds"] = (batch, pooled)
-    if guided and family != "flux":  # Flux is told its guidance as a number
+    if guided and family != "flux":  # Flux takes its guidance as a number
         shapes |= {f"negative_{name}": shape for name, shape in shapes.items()}
     return {name: torch.randn(shape, dtype=model.dtype, device=device) for name, shape in shapes.items()}
 
 
 class Reached(Exception):
-    """A pipeline has come to its denoiser; holds the arguments of that call."""
+    """Raised when a pipeline calls its denoiser; holds the arguments of that call."""
 
 
 def first_call(pipe: DiffusionPipeline, arguments: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """What a pipeline first calls its denoiser with. It is stopped there: no weights run."""
+    """The arguments of a pipeline's first call of its denoiser. The pipeline is stopped before that call."""
     model, _ = denoiser(pipe)
 
     def stop(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         raise Reached(args, kwargs)
 
     bar = getattr(pipe, "_progress_bar_config", {})
-    pipe.set_progress_bar_config(disable=True)  # it would stay at 0 % on the screen
+    pipe.set_progress_bar_config(disable=True)  # it would stay on the screen at 0 %
     handle = model.register_forward_pre_hook(stop, with_kwargs=True, prepend=True)
     try:
         pipe(**arguments)

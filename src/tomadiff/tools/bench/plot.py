@@ -1,4 +1,4 @@
-"""Figures as a picture: speed-up against ratio, and time against size."""
+"""Plot the figures: speed-up against ratio, and time against size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLOURS = ("#1c7ed6", "#f08c00", "#2f9e44", "#7048e8", "#0c8599", "#a61e4d", "#5
 
 
 def check_plot(path: Path, methods: Sequence[str] | None) -> None:
-    """Complain before hours of measuring."""
+    """Raise before hours of measuring if the plot can't be drawn."""
     if path.suffix.lower() != ".png":
         raise ValueError(f"--plot {path}: what is drawn is a PNG; name it so")
     if find_spec("matplotlib") is None:
@@ -32,13 +32,13 @@ def check_plot(path: Path, methods: Sequence[str] | None) -> None:
 
 
 def plot(figures: Sequence[Row], title: str, path: Path) -> None:
-    """Speed-up against ratio, a panel for each size, and time against size where there are several."""
+    """Plot speed-up against ratio, one panel per size, and time against size if there are several sizes."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    matplotlib.rcParams["text.parse_math"] = False  # a model's name with dollars is no formula
+    matplotlib.rcParams["text.parse_math"] = False  # dollar signs in a model's name are not formulas
     sizes = sorted({row["size"] for row in figures}, key=lambda size: size[0] * size[1])
     panels = len(sizes) + (len(sizes) > 1)
     figure, axes = pyplot.subplots(1, panels, figsize=(1.5 + 4.6 * panels, 4.6), squeeze=False, dpi=110)
@@ -93,7 +93,7 @@ def _against_ratio(axis: Axes, figures: Sequence[Row], colours: dict[str, str]) 
 
 
 def _against_size(axis: Axes, figures: Sequence[Row], colours: dict[str, str]) -> None:
-    """At the middle one of the ratios, which all methods but ToDo have, if they are no ratios by part."""
+    """Plot time against size, at the middle one of the ratios and for methods without a ratio."""
     ratios = sorted({row["ratio"] for row in figures if row["ratio"]}) or [0]
     middle = ratios[(len(ratios) - 1) // 2]
     shown = [row for row in figures if row["ratio"] in (0, middle)]

@@ -1,4 +1,4 @@
-"""What a benchmark keeps: every run, and all that its figures depend on."""
+"""The record of a benchmark: every run, and everything that its figures depend on."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .measure import PARTS, Run
 
 @dataclass
 class Record:
-    """All that was measured, as it is kept in a file."""
+    """Everything that was measured, in the form in which it is saved to a file."""
 
     about: dict[str, Any]
     runs: list[Run] = field(default_factory=list)
     counts: list[figures.Row] = field(default_factory=list)
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each method at each ratio
-    keep_steps: dict[str, float] = field(default_factory=dict)  # for which a method keeps its plans
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # by label: a method at a ratio
+    keep_steps: dict[str, float] = field(default_factory=dict)  # for how many steps each method reuses a plan
 
     def rows(self) -> list[figures.Row]:
         return figures.rows(self.runs, self.counts, self.keep_steps)
 
     def add_work(self, size: tuple[int, int], flops: dict[tuple[str, float], int | None]) -> None:
-        """The share of the denoiser's FLOPs in whole generations of one size."""
+        """Record each method's FLOPs in whole generations of one size, as a share of the dense FLOPs."""
         dense = flops.get((DENSE, 0.0))
         for (method, ratio), mine in flops.items():
             if dense and mine is not None:
@@ -45,7 +45,7 @@ class Record:
         atomic_write(path, lambda partial: partial.write_text(json.dumps(content, indent=1)))
 
     def resume(self, path: Path) -> None:
-        """Take over the runs of a file, if they were made with the same settings."""
+        """Load the runs of a file, if they were made with the same settings."""
         try:
             earlier = parse_json(path.read_text())
             runs = _whole_rounds([_run(row) for row in earlier["runs"]])
@@ -54,10 +54,10 @@ class Record:
             settings, keep_steps = dict(earlier.get("settings", {})), _numbers(earlier["keep_steps"])
             if not all(steps > 0 for steps in keep_steps.values()):
                 raise ValueError("plans that are kept for no step")
-            figures.rows(runs, counts, keep_steps)  # complains about methods that can't be read
+            figures.rows(runs, counts, keep_steps)  # raises for methods that can't be parsed
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"can't resume {path}, which is no record of a benchmark: {error}") from error
-        # through JSON and back, tuples are lists on both sides
+        # through JSON and back, so that tuples become lists on both sides
         changed = [
             key for key, value in json.loads(json.dumps(self.about)).items() if about.get(key) != value
         ]
@@ -71,7 +71,7 @@ class Record:
 
 
 def _run(row: dict[str, Any]) -> Run:
-    """A run, as it stands in a file."""
+    """Read a run from a file's row, with checks."""
     run = Run(**{**row, "size": _size(row["size"])})
     kinds: dict[str, type] = {"method": str, "ratio": float, "round": int, "seconds": float}
     kinds |= {"peak_bytes": int, "level_bytes": int}
@@ -84,7 +84,7 @@ def _run(row: dict[str, Any]) -> Run:
 
 
 def _whole_rounds(runs: Sequence[Run]) -> list[Run]:
-    """Without rounds in which not every method had its turn."""
+    """The runs of complete rounds, in which every method had its turn."""
     turns: dict[tuple[int, int], dict[int, set[tuple[str, float]]]] = {}
     for run in runs:
         turns.setdefault(run.size, {}).setdefault(run.round, set()).add((run.method, run.ratio))
@@ -93,7 +93,7 @@ def _whole_rounds(runs: Sequence[Run]) -> list[Run]:
 
 
 def _counted(row: dict[str, Any]) -> figures.Row:
-    """What was counted of a method, as it stands in a file."""
+    """Read a method's counts from a file's row, with checks."""
     if not is_a(row["method"], str) or not is_a(row["ratio"], float):
         raise ValueError("a count is of no method and ratio")
     counts = {name: value for name, value in row.items() if name not in ("size", "method")}
@@ -118,7 +118,7 @@ def _numbers(values: dict[str, Any]) -> dict[str, Any]:
 def finished_rounds(
     runs: Sequence[Run], size: tuple[int, int], todo: Sequence[tuple[str, float]]
 ) -> set[int]:
-    """Rounds in which every method had its turn; an error where the rounds are of others."""
+    """Numbers of the rounds in which every method had its turn; raises if the runs are of other methods."""
     there = {(run.round, run.method, run.ratio) for run in runs if run.size == size}
     measured = {(method, ratio) for _, method, ratio in there}
     if measured and measured != set(todo):
@@ -135,7 +135,7 @@ def finished_rounds(
 
 
 def write_csv(record: Record, path: Path) -> None:
-    """One row a run, with everything it depends on."""
+    """Write one row per run, with everything it depends on."""
     with path.open("w", newline="") as file:
         columns = [column.name for column in fields(Run)]
         writer = csv.DictWriter(file, [*columns, "settings", *record.about])

@@ -1,12 +1,12 @@
-"""What to expect of machines that nobody here has: a roofline, kernel by kernel.
+"""Predict times on GPUs that are not at hand, with a roofline model, kernel by kernel.
 
-A kernel takes as long as its arithmetic or its traffic with memory, whichever is longer, and never less than
-any kernel takes. The host launches kernels ahead of the device, so that both work at the same time, and
-whichever takes longer in sum sets the pace.
+A kernel takes as long as its arithmetic or its memory traffic, whichever is longer, but at least a minimum
+time. The host launches kernels ahead of the device, so both work at the same time, and a call takes as long
+as the slower of the two.
 
-This is a model, not a measurement. It doesn't know caches, nor that small matrices fill a large GPU badly, so
-on the largest GPUs it promises too much. Its constants are round numbers, not fitted. The times that others
-published of dense calls on GPUs it gets right within a third (`tests/tools/test_bench_count.py` has them).
+This is a model, not a measurement. It ignores caches, and that small matrices don't fill a large GPU, so it
+is too optimistic on the largest GPUs. Its constants are round numbers, not fitted. For dense calls, it agrees
+with published times within a third (they are in `tests/tools/test_bench_count.py`).
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from .count import Counts, Op
 
 @dataclass(frozen=True)
 class Device:
-    """Peaks as published, and how much of them is reached."""
+    """Published peak figures of a device, and the share of them that is reached in practice."""
 
     name: str
-    tflops: float  # of matrix products in half precision, summed in fp32, without sparsity
-    tflops_fp32: float  # of matrix products in fp32; PyTorch doesn't use TF32 for them unless it is told to
+    tflops: float  # for matrix products in half precision, accumulated in fp32, without sparsity
+    tflops_fp32: float  # for matrix products in fp32; by default, PyTorch doesn't use TF32 for them
     bandwidth: float  # GB/s
-    # The shares of these that are reached. Matrix products: 0.7 to 0.8 where they are large, less where not.
-    # Attention: 0.5 to 0.7 in FlashAttention-2's paper (A100), 0.35 of the same in FlashAttention-3's (H100).
+    # Shares of the peaks that are reached. Large matrix products reach 0.7 to 0.8, small ones less. Attention
+    # reaches 0.5 to 0.7 in FlashAttention-2's paper (A100), and 0.35 with FlashAttention-2 in
+    # FlashAttention-3's paper (H100).
     matmul: float = 0.6
     attention: float = 0.4
     memory: float = 0.8
-    # Of the host, in eager mode, with what Python, modules and views take in between: models as deep as SDXL
-    # and Flux, but tiny, take 29 and 16 us a launch on one core of a 2.8 GHz server, kernels included, and
-    # workstations' cores are about twice as fast. With CUDA graphs it is next to 0.
+    # Host time per launch in eager mode, including Python, modules and views. Tiny models as deep as SDXL and
+    # Flux take 29 and 16 us per launch on one core of a 2.8 GHz server, kernels included, and workstation
+    # cores are about twice as fast. With CUDA graphs it is close to 0.
     launch_us: float = 10.0
-    kernel_us: float = 2.0  # the least that a kernel takes on the device
+    kernel_us: float = 2.0  # minimum time of a kernel on the device
 
 
 # From NVIDIA's data sheets. The paper's GPUs are "RTX6000", "V100" and "RTX8000". The Quadro RTX 6000 and
 # 8000 are one chip with 24 and 48 GB, and Flux alone takes 24 GB, so its RTX6000 may well be the Ada one.
 DEVICES = {
-    # these two have no FlashAttention-2, and PyTorch's other fused attention is slower
+    # FlashAttention-2 doesn't support these two, and PyTorch's other fused attention is slower
     "rtx6000": Device("Quadro RTX 6000, 8000", tflops=130.5, tflops_fp32=16.3, bandwidth=672, attention=0.25),
     "v100": Device("V100 SXM2", tflops=125, tflops_fp32=15.7, bandwidth=900, attention=0.25),
     "rtx6000-ada": Device("RTX 6000 Ada", tflops=364.2, tflops_fp32=91.1, bandwidth=960),
@@ -57,7 +58,7 @@ DEVICES = {
 
 
 class Prediction(NamedTuple):
-    """Seconds a call."""
+    """Predicted seconds per call."""
 
     dense: float
     merged: float
@@ -73,18 +74,18 @@ class Prediction(NamedTuple):
 
 
 def predict(dense: Counts, merged: Counts, device: Device) -> Prediction:
-    """For a model that does this dense, and that merged (on average: `Cycle.per_step`)."""
+    """Predict the times of a dense and a merged call from their counts (for merged: `Cycle.per_step`)."""
     return Prediction(seconds(dense, device), seconds(merged, device))
 
 
 def seconds(counts: Counts, device: Device) -> float:
-    """The time of a call."""
+    """The time of a call in seconds."""
     host = len(counts.ops) * device.launch_us * 1e-6
     return max(host, sum(kernel_seconds(op, device) for op in counts.ops)) / counts.calls
 
 
 def kernel_seconds(op: Op, device: Device) -> float:
-    """The time of one kernel on the device."""
+    """The time of one kernel on the device, in seconds."""
     peak = device.tflops_fp32 if op.dtype == torch.float32 else device.tflops
     reached = device.attention if op.name == "attention" else device.matmul
     arithmetic = op.flops / (peak * 1e12 * reached)
@@ -93,7 +94,7 @@ def kernel_seconds(op: Op, device: Device) -> float:
 
 
 def cpu_device() -> Device:
-    """This machine's CPU in fp32, as measured: to check predictions where they can be checked."""
+    """This machine's CPU in fp32, with measured peaks: on it, predictions can be checked."""
     x, weight = torch.randn(1024, 1280), torch.randn(1280, 1280)
     product = 2 * x.numel() * weight.shape[1] / _fastest(lambda: x @ weight)
     heads = torch.randn(1, 20, 1024, 64)
@@ -103,7 +104,7 @@ def cpu_device() -> Device:
         * heads.shape[2]
         / _fastest(lambda: F.scaled_dot_product_attention(heads, heads, heads))
     )
-    source, target = torch.randn(2, 1 << 24)  # 64 MB each, more than caches hold
+    source, target = torch.randn(2, 1 << 24)  # 64 MB each, larger than the caches
     copy = (source.nbytes + target.nbytes) / _fastest(lambda: target.copy_(source))
     number = torch.zeros(1)
     return Device(
@@ -114,13 +115,13 @@ def cpu_device() -> Device:
         matmul=1.0,
         attention=attention / product,
         memory=1.0,
-        launch_us=0.0,  # the host is the device
+        launch_us=0.0,  # the host itself is the device
         kernel_us=_fastest(lambda: number.add_(1)) * 1e6,
     )
 
 
 def _fastest(run: Callable[[], object], times: int = 10) -> float:
-    """Seconds of the fastest of some runs: others on the machine can only slow one down."""
+    """The time of the fastest run in seconds: other processes can only slow a run down."""
     run()
     taken = []
     for _ in range(times):

@@ -1,4 +1,4 @@
-"""A benchmark from its arguments to its figures: what is measured, in turns, and written down as it comes."""
+"""A benchmark from its arguments to its figures: choose contenders, time them in turns, save every round."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ from .step import capture
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time every method at every size; what was finished is shown even if the rest is interrupted."""
-    if args.model in ARCHITECTURES:  # a mistake should not wait for ten gigabytes
+    """Time every method at every size; if interrupted, show the rounds that were finished."""
+    if args.model in ARCHITECTURES:  # report mistakes before building gigabytes of weights
         todo = chosen(args, models.skeleton_of(args.model, args.depth))
         pipe = pipeline(args)
     else:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         record.resume(args.json)
     sizes = args.size or [default_size(args, pipe)]
     for size in sizes:
-        finished_rounds(record.runs, size, todo)  # complains about a file of others before anything is done
+        finished_rounds(record.runs, size, todo)  # raises early if the file has other methods
     try:
         for size in sizes:
             measure_size(args, record, pipe, size, todo)
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_expect(args: argparse.Namespace) -> int:
-    """Print the expectation for one call, as the pipeline makes it, without building any weights."""
+    """Print the predicted saving of one call, as the pipeline makes it, without building any weights."""
     pipe = models.build(args.model, args.depth, DTYPES[args.dtype], "meta")
     todo = chosen(args, denoiser(pipe)[0])
     blocks = models.depth_note(args.model, args.depth) or "all blocks"
@@ -98,7 +98,7 @@ def run_expect(args: argparse.Namespace) -> int:
 
 
 def chosen(args: argparse.Namespace, model: nn.Module) -> list[tuple[str, float]]:
-    """Methods and ratios to measure."""
+    """The methods and ratios to measure."""
     family = family_of(model)
     measured, left_out = pairs(args.methods or usual(args.ratio, family), args.ratio, family)
     for part, ratio in [(part, ratio) for method, ratio in measured for part in parts_of(method)]:
@@ -145,14 +145,14 @@ def measure_size(
     size: tuple[int, int],
     todo: Sequence[tuple[str, float]],
 ) -> None:
-    """Count and time all methods on pictures of one size, and keep the record up to date."""
+    """Count and time all methods on images of one size, and keep the record up to date."""
     whole = args.steps is not None
     guidance = args.guidance if whole or args.guidance else 1.0
     arguments = models.arguments(pipe, size, args.batch, guidance)
     step = capture(pipe, arguments)
     if not args.no_count:
         counts = expect.count_all(step, size, todo)
-        # the roofline can be checked where its peaks can be measured
+        # the roofline model can be checked on the CPU, whose peaks can be measured
         device = cpu_device() if (args.device, args.dtype, whole) == ("cpu", "fp32", False) else None
         record.counts = [row for row in record.counts if row["size"] != size]
         record.counts += expect.rows(counts, size, device)
@@ -178,7 +178,7 @@ def time_all(
     todo: Sequence[tuple[str, float]],
     entries: Sequence[Contender],
 ) -> None:
-    """Time contenders at one size, each with its own call, in all rounds that are left."""
+    """Time contenders at one size, each with its own call, for all remaining rounds."""
     whole = args.steps is not None
     record.settings |= {entry.label: entry.settings for entry in entries}
     record.keep_steps |= {entry.method: 1 if whole else entry.keeps_plans_for for entry in entries}
@@ -188,7 +188,7 @@ def time_all(
     if not numbers:
         return
     progress = partial(tell, f"{size[0]} x {size[1]}")
-    # counting puts hooks on a model, which would be compiled once more without them
+    # counting adds hooks to a model; without them, it would have to be compiled again
     counts = whole and not args.no_count and not args.compile
     count = partial(counted, pipe) if counts else None
     flops: dict[str, int] = {}
@@ -201,7 +201,7 @@ def time_all(
 
 
 def generate(pipe: DiffusionPipeline, arguments: dict[str, Any], steps: int, number: int) -> Any:
-    """One whole generation, the same in every round."""
+    """Run one whole generation, with the same seed in every round."""
     return pipe(**arguments, num_inference_steps=steps, generator=torch.Generator().manual_seed(0))
 
 
@@ -214,7 +214,7 @@ def tell(what: str, progress: Progress) -> None:
 
 
 def about(args: argparse.Namespace) -> dict[str, Any]:
-    """All that a figure depends on, apart from what has a column of its own."""
+    """Everything that a figure depends on, except what has its own column."""
     named = args.model in ARCHITECTURES
     return {
         "model": args.model,
@@ -238,7 +238,7 @@ def about(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(args: argparse.Namespace, record: Record) -> None:
-    """The table and the words on the screen, and the files that were asked for."""
+    """Print the table and the verdicts, and write the requested files."""
     rows, unit = record.rows(), "call" if args.steps is None else "image"
     print(", ".join(f"{key} {value}" for key, value in record.about.items()))
     print(figures.table(rows, unit))

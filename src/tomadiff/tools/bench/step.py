@@ -1,4 +1,4 @@
-"""One call of a denoiser, as its pipeline makes it, to be made again at any step."""
+"""One call of a denoiser, captured from its pipeline, that can be repeated at any step."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tomadiff.runtime.registration import denoiser
 
 from .models import first_call
 
-STEPS = 1000  # entries of a table of timesteps
+STEPS = 1000  # entries in the table of timesteps
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call of a denoiser, to be made at any step: `step(n)`, n from 0 to 999, runs it once."""
+    """One call of a denoiser: `step(n)` makes it at step n, from 0 to 999."""
 
     model: nn.Module
     args: tuple
     kwargs: dict[str, Any]
-    place: int | str  # of the timestep among the arguments
-    table: Tensor  # timesteps, downward in time: as from a scheduler, the view of an entry tells the step
+    place: int | str  # index or name of the argument with the timestep
+    table: Tensor  # falling timesteps, like a scheduler's; tomadiff infers the step from the view of an entry
 
     @torch.no_grad()
     def __call__(self, n: int) -> Any:
@@ -37,11 +37,11 @@ class Step:
         return self.model(*args, **kwargs)
 
     def argument(self, name: str) -> Any:
-        """An argument of the call by its name."""
+        """An argument of the call, by name."""
         return (dict(zip(parameter_names(self.model), self.args)) | self.kwargs).get(name)
 
     def on(self, model: nn.Module) -> Step:
-        """The same call of another model, on that model's device."""
+        """The same call, of another model and on its device."""
         device = next(model.parameters()).device
         args, kwargs, table = tree_map_only(
             Tensor, lambda tensor: tensor.to(device), (self.args, self.kwargs, self.table)
@@ -50,7 +50,7 @@ class Step:
 
 
 def capture(pipe: DiffusionPipeline, arguments: dict[str, Any]) -> Step:
-    """The first call that a pipeline makes of its denoiser, as a step."""
+    """Capture a pipeline's first call of its denoiser."""
     model, _ = denoiser(pipe)
     args, kwargs = first_call(pipe, arguments)
     if "sample" in kwargs:  # tomesd looks for a UNet's sample among the positional arguments
@@ -62,6 +62,6 @@ def capture(pipe: DiffusionPipeline, arguments: dict[str, Any]) -> Step:
     place = time if time in kwargs else parameter_names(model).index(time)
     timestep: Tensor = kwargs[place] if isinstance(place, str) else args[place]
     first = timestep.flatten()[0]
-    # not read but computed with: reading would wait for the device, and a meta tensor has no value
+    # computed on the device: reading the value would synchronise, and a meta tensor has none
     table = (first * torch.linspace(1, 0, STEPS, device=first.device)).to(first.dtype)
     return Step(model, args, kwargs, place, table)
