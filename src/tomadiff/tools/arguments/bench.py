@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="sdxl",
-        help=f"true widths, random weights: {', '.join(ARCHITECTURES)}; or {', '.join(EMBEDDED)}, "
+        help=f"full-size models with random weights: {', '.join(ARCHITECTURES)}; or {', '.join(EMBEDDED)}, "
         "a folder, a hub id (default: %(default)s)",
     )
     parser.add_argument(

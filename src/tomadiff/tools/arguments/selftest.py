@@ -14,6 +14,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds",
         type=float,
         default=SECONDS,
-        help="begin no further check after so many (default: %(default)s)",
+        help="start no new check after this many seconds (default: %(default)s)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all findings to a file")
