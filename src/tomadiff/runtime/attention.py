@@ -1,9 +1,9 @@
-"""What sites change at the very call of attention: merged keys and values, and weights without a mask.
+"""Merge keys and values, and weight merged keys, inside the call of `scaled_dot_product_attention`.
 
-A key that stands for n tokens counts n times where log(n) is added to its logits. As a mask, that turns fast
-kernels of GPUs off. So the bias comes as channels of queries and keys, a constant of the former and the bias
-of the latter: q' k' = q k + bias / scale. Positions rotate queries and keys before, so this happens at the
-call of `scaled_dot_product_attention`, which is watched for while a site runs.
+A key that stands for n tokens counts n times if log(n) is added to its logits. Passing that as a mask would
+disable the fast kernels on GPUs. So the bias is passed as extra channels instead, a constant in the queries
+and the bias in the keys: q' k' = q k + bias / scale. Rotary positions must be applied before, so this happens
+in the attention call itself, which is intercepted while a site runs.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from .model_call import ModelCall, SpanState
 if TYPE_CHECKING:
     from .hook import SiteHook
 
-FOLDED = {"cuda"}  # types of devices whose fast kernels take no mask; those of CPUs do, and pay for channels
-MULTIPLE = 8  # of channels, which these kernels want
-NEVER = -1e4  # as a bias; -inf would be NaN as a channel
+FOLDED = {"cuda"}  # devices whose fast kernels take no mask; a CPU's do, and extra channels would cost time
+MULTIPLE = 8  # the fast kernels require a multiple of this many channels
+NEVER = -1e4  # the bias of a masked key; -inf in a channel would give NaN
 
 Forward = Callable[..., Any]
 
 
 def run_weighed(forward: Forward, call: Call) -> Any:
-    """Run attention whose mask weighs keys, without a mask where that is faster."""
+    """Run attention that gets key weights as a mask, and turn the mask into channels where that is faster."""
     with _Folding():
         return forward(**call)
 
 
 @torch.compiler.disable(reason="keys are merged or weighed at the call of attention, which is not compiled")
 def run_inside(hook: SiteHook, forward: Forward, inputs: Call, span: SpanState | None = None) -> Any:
-    """Run a site whose keys and values can't be merged, or weighed, before its attention.
+    """Run a site whose keys have to be merged or weighted inside its attention call.
 
-    span: where tokens are merged already, and only have to be weighed.
+    span: the site's span if its tokens are already merged, and keys only have to be weighted.
     """
     call = hook.session.require_call(hook)
     if span is None:
@@ -60,7 +60,7 @@ def run_inside(hook: SiteHook, forward: Forward, inputs: Call, span: SpanState |
 
 
 class _AtAttention(TorchFunctionMode):
-    """Runs `attend` in the place of torch's attention."""
+    """Runs `attend` in place of torch's scaled_dot_product_attention."""
 
     attend: Callable[..., Tensor]
 
@@ -72,7 +72,7 @@ class _AtAttention(TorchFunctionMode):
 
 
 class _Folding(_AtAttention):
-    """A mask that is the same for all queries becomes channels."""
+    """Turns an additive mask that is the same for all queries into channels."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **more: Any
@@ -83,7 +83,7 @@ class _Folding(_AtAttention):
 
 
 class _Inside(_AtAttention):
-    """Keys and values are merged, unless they come from merged tokens already, and keys are weighed."""
+    """Merges keys and values, unless they come from merged tokens already, and weights the keys."""
 
     def __init__(self, hook: SiteHook, call: ModelCall, span: SpanState) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class _Inside(_AtAttention):
     ) -> Tensor:
         hook, span, task = self.hook, self.span, self.call.tasks[self.hook.index]
         tokens = task.tokens if hook.site.keys_inside else task.kept
-        if key.shape[2] < tokens:  # of an adapter's few
+        if key.shape[2] < tokens:  # an IP-Adapter's attention, which has few keys
             return F.scaled_dot_product_attention(query, key, value, attn_mask, **more)
         self.found = True
         around = self.call.layout.around(key.transpose(1, 2), hook.site, tokens)
@@ -114,7 +114,7 @@ class _Inside(_AtAttention):
         return biased(query, key, value, bias, **more)
 
     def _merged(self, x: Tensor, around: tuple[int, int]) -> Tensor:
-        """[B, H, S, D] with merged tokens."""
+        """Keys or values, [B, H, S, D], with the image's tokens merged."""
         span = self.span._replace(prefix=around[0], suffix=around[1])
         sequence = self.hook.merge_like(x.transpose(1, 2).flatten(2), span)
         return sequence.unflatten(2, (x.shape[1], -1)).transpose(1, 2)
@@ -130,14 +130,14 @@ def biased(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention with a bias on its logits, [B, H, L, S], as channels where it may be and pays."""
+    """Attention with a bias on its logits, [B, H, L, S]; as channels where that is possible and faster."""
     if query.device.type not in FOLDED or bias.ndim != 4 or bias.shape[2] != 1 or is_causal:
         more: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         return F.scaled_dot_product_attention(query, key, value, bias, dropout_p, **more)
     channels = query.shape[-1]
     scale = channels**-0.5 if scale is None else scale
     query, key = with_bias_channels(query, key, bias, scale)
-    value = F.pad(value, (0, query.shape[-1] - channels))  # kernels want as many channels for values
+    value = F.pad(value, (0, query.shape[-1] - channels))  # kernels require equally many channels
     attended = F.scaled_dot_product_attention(
         query, key, value, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa
     )
@@ -145,10 +145,10 @@ def biased(
 
 
 def with_bias_channels(query: Tensor, key: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Queries [B, H, L, D] and keys [B, H', S, D] whose products, times `scale`, have the bias in them.
+    """Extend queries [B, H, L, D] and keys [B, H', S, D] so that their products, times `scale`, include bias.
 
-    bias: [B or 1, H' or 1, 1, S]. The constant for the queries, 1 / scale, comes as a sum of two numbers, so
-    that it is not rounded more than the bias is.
+    bias: [B or 1, H' or 1, 1, S]. The queries' constant, 1 / scale, is split into a sum of two numbers, so
+    that it is rounded no more than the bias is.
     """
     whole = 1 / scale
     high = torch.tensor(whole, dtype=query.dtype).item()

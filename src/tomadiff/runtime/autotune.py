@@ -1,8 +1,8 @@
-"""Where merging gains: measured on the user's own device, model and size, once, and kept on disk.
+"""Measure where merging gains, on the user's own device, model and size, and keep the answer on disk.
 
-At the first call of a size, the model is run a few times on copies of its arguments, dense and merged in
-turns. Sites of a kind and level are timed apart, and merge from then on only if they were faster for it.
-These calls are no steps, and leave no trace: with an answer from the disk, the picture is the same.
+At the first call of a size, the model is run a few times on copies of its arguments, alternately dense and
+merged. Sites of each kind and level are timed separately, and merge from then on only if that was faster.
+These calls are not steps, and leave no trace: with an answer from the disk, the image is the same.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from .timing import Times
 if TYPE_CHECKING:
     from .session import Session
 
-LEAST = 1.05  # a speed-up of sites that is worth a changed picture, and can be told from noise
-ROUNDS = (3, 7)  # at least and at most, of a dense and a merged call
-WARM_UP = 4  # calls before these
-ENOUGH = 20.0  # seconds, after which no more rounds than the least are begun
-NEVER = RefreshSchedule(10**9, 10**9)  # while merged calls are timed, plans are not made anew
+LEAST = 1.05  # the least speed-up that is worth a changed image and can be told from noise
+ROUNDS = (3, 7)  # minimum and maximum number of rounds, each of one dense and one merged call
+WARM_UP = 4  # calls before the first round
+ENOUGH = 20.0  # seconds after which no round beyond the minimum is begun
+NEVER = RefreshSchedule(10**9, 10**9)  # plans are not refreshed while merged calls are timed
 
 log = logging.getLogger("tomadiff")
-Group = tuple[str, int]  # sites of a kind, at a level
-Situation = tuple[Any, ...]  # what may change from call to call, and decides
+Group = tuple[str, int]  # all sites of this kind at this level
+Situation = tuple[Any, ...]  # everything about a call that an answer depends on
 
 
 @dataclass(frozen=True)
 class Part:
-    """What was measured of a group of sites: seconds in a call, with its share of the planning if merged."""
+    """The measurement of one group of sites."""
 
     kind: str
     level: int
-    sites: int
-    dense: float
-    merged: float
-    speedup: float  # median of what it was in each round
-    merge: bool  # is it worth it?
+    sites: int  # number of sites
+    dense: float  # seconds per dense call
+    merged: float  # seconds per merged call, including its share of the planning
+    speedup: float  # median over the rounds
+    merge: bool  # whether these sites should merge
 
     def __str__(self) -> str:
         does = "merged" if self.merge else "left dense"
@@ -71,11 +71,11 @@ class Part:
 class Answer:
     """Where to merge in one situation."""
 
-    about: dict[str, Any]  # all that it depends on
+    about: dict[str, Any]  # everything that the answer depends on
     parts: list[Part]
-    call: float  # seconds of a dense one
+    call: float  # seconds of a dense call
     rounds: int
-    took: float  # seconds
+    took: float  # seconds of the whole measurement
 
     @property
     def off(self) -> frozenset[Group]:
@@ -99,7 +99,7 @@ class Answer:
 
 
 def decide(session: Session, arguments: dict[str, Any], layout: Layout, cut: bool) -> Answer:
-    """Where to merge in this call of the model: as known, as on the disk, or as measured now.
+    """Where to merge in this call of the model: a known answer, one from the disk, or one measured now.
 
     cut: every block is a span of its own.
     """
@@ -108,7 +108,7 @@ def decide(session: Session, arguments: dict[str, Any], layout: Layout, cut: boo
     precision = [sample[0].dtype, session.model.dtype]
     if torch.is_autocast_enabled(device.type):
         precision.append(torch.get_autocast_dtype(device.type))
-    # a cache cuts spans too, but takes the answer from without it
+    # a cache also cuts spans, but uses the answer that was measured without the cache
     told = cut and not cached(session.model)
     situation = (
         layout.grid(1),
@@ -132,12 +132,12 @@ def group_of(hook: SiteHook) -> Group:
 
 
 def _compiled(session: Session) -> bool:
-    """Whether blocks are, one by one."""
+    """Whether blocks are compiled one by one."""
     return any(hook.compiler.settings is not None for hook in session.sites)
 
 
 def _sample(session: Session, call: dict[str, Any]) -> list[Tensor]:
-    """The first argument with tokens or pixels in it, in a batch or as a list."""
+    """The model's first argument with tokens or pixels: a batch, or a list of tensors."""
     for name in session.parameters:
         tensors = [leaf for leaf in tree_leaves(call.get(name)) if isinstance(leaf, Tensor)]
         if tensors and tensors[0].ndim > 1:
@@ -153,7 +153,7 @@ def _about(
     precision: list[torch.dtype],
     device: torch.device,
 ) -> dict[str, Any]:
-    """All that an answer depends on, as JSON has it."""
+    """Everything that an answer depends on, as JSON values."""
     model = session.model
     config = {name: value for name, value in dict(model.config).items() if not name.startswith("_")}
     attention = {
@@ -182,7 +182,7 @@ def _about(
 
 
 def _read(file: Path, about: dict[str, Any], session: Session) -> Answer | None:
-    """What is on the disk, if it is whole and about the same."""
+    """The answer on the disk, if it is valid and about the same situation."""
     try:
         content = parse_json(file.read_bytes())
         answer = Answer(**{**content, "parts": [Part(**part) for part in content["parts"]]})
@@ -200,14 +200,14 @@ def _found_out(
     about: dict[str, Any],
     file: Path,
 ) -> Answer:
-    """Measure, say so, and keep the answer."""
+    """Measure, log it, and save the answer."""
     _check(session)
     calls = " to ".join(str(WARM_UP + 2 * rounds) for rounds in ROUNDS)
     log.warning("tomadiff measures where merging gains here, once, in %s calls of the model...", calls)
     answer = measure(session, arguments, layout, cut, about)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with one_at_a_time(file.parent):  # of several that measure at once, the first one's answer holds
+        with one_at_a_time(file.parent):  # if several processes measure at once, the first answer counts
             answer = _read(file, about, session) or answer
             atomic_write(file, lambda partial: partial.write_text(json.dumps(asdict(answer), indent=1)))
     except OSError as error:
@@ -217,7 +217,7 @@ def _found_out(
 
 
 def _check(session: Session) -> None:
-    """Some things make calls that are no steps impossible, or their times meaningless."""
+    """Refuse to measure where extra calls are impossible, or their times meaningless."""
     later = "generate once at this size before it; what was found is kept"
     if torch.is_grad_enabled():
         raise ConfigError(
@@ -233,14 +233,14 @@ def _check(session: Session) -> None:
 def measure(
     session: Session, arguments: dict[str, Any], layout: Layout, cut: bool, about: dict[str, Any]
 ) -> Answer:
-    """Time dense and merged calls in turns, and compare neighbours only: machines change their pace."""
+    """Time dense and merged calls alternately, and compare within rounds, since a machine's speed varies."""
     begin, groups = time.perf_counter(), _groups(session)
     trials = _Trials(session, arguments, layout, cut)
     with _timed(session, trials.times, cut) as watch:
-        trials.dense(watch), trials.merged(watch)  # whoever goes first pays for warming up
+        trials.dense(watch), trials.merged(watch)  # warm-up
         trials.dense(watch)
         trials.plans.clear()
-        trials.times.synchronise = True  # to know what planning takes
+        trials.times.synchronise = True  # to time the planning
         trials.merged(watch)
         trials.times.synchronise = False
         planning = {group: watch.plan[group] / _keeps_plans_for(session) for group in groups}
@@ -268,18 +268,18 @@ def _part(group: Group, count: int, rounds: list[tuple[dict[Group, float], dict[
 
 
 def _groups(session: Session) -> Counter[Group]:
-    """Those that may merge, and how many sites are in them."""
+    """The groups that may merge, with their numbers of sites."""
     ratios = session.ratios
     return Counter(group_of(hook) for hook in session.sites if ratios.ever(*group_of(hook)))
 
 
 def _keeps_plans_for(session: Session) -> float:
-    """Steps for each plan that is made; with two layouts in turns, there are twice as many plans."""
+    """Number of steps per plan; if two layouts of regions alternate, twice as many plans are made."""
     return session.config.refresh_schedule().weights / (1 + session.config.shift)
 
 
 class _Trials:
-    """Calls of the model, dense and merged, that are no steps of a generation and leave no trace."""
+    """Dense and merged calls of the model that are not steps of a generation and leave no trace."""
 
     def __init__(self, session: Session, arguments: dict[str, Any], layout: Layout, cut: bool) -> None:
         self.session, self.arguments, self.layout = session, arguments, layout
@@ -293,7 +293,7 @@ class _Trials:
         return self._seconds(self.merging_tasks, watch)
 
     def _seconds(self, tasks: Sequence[SiteTask], watch: _Watch) -> float:
-        # always the same layout of regions, where two take turns
+        # always the unshifted layout of regions, even if two alternate
         call = ModelCall(0, 0, False, self.layout, tasks, self.plans, self.times)
         arguments = _copied(self.arguments)
         watch.clear()
@@ -307,17 +307,17 @@ class _Trials:
 
 
 class _Watch:
-    """Seconds that groups of sites take in a call, and of these, those for planning if they are known.
+    """The seconds that each group of sites takes in a call, and how many of them are planning, if known.
 
-    On a GPU events tell, so that the host runs ahead as it does in a generation. Where planning is timed, and
-    on other devices, the host waits.
+    On a GPU they are timed by events, so that the host runs ahead as it does in a generation. While planning
+    is timed, and on other devices, the host waits for the device instead.
     """
 
     def __init__(self, times: Times) -> None:
         self.times, self.device = times, torch.device("cpu")
         self.seconds: defaultdict[Group, float] = defaultdict(float)
         self.plan: defaultdict[Group, float] = defaultdict(float)
-        self._passed: list[tuple[Group, Any, Any]] = []  # with the marks at both ends
+        self._passed: list[tuple[Group, Any, Any]] = []  # spans that ran, with start and end marks
 
     def clear(self) -> None:
         self.seconds.clear()
@@ -336,7 +336,7 @@ class _Watch:
             self.seconds[group] -= planning
 
     def read(self) -> None:
-        """When the device has done all of the call."""
+        """Sum up the times; call it when the device has finished."""
         for group, start, stop in self._passed:
             self.seconds[group] += (
                 stop - start if isinstance(start, float) else start.elapsed_time(stop) / 1000
@@ -356,7 +356,7 @@ class _Watch:
 
 @contextlib.contextmanager
 def _timed(session: Session, times: Times, cut: bool) -> Iterator[_Watch]:
-    """From outside, span by span: all that merging adds is in it."""
+    """Time spans from outside the hooks, so that everything that merging adds is included."""
     watch, handles = _Watch(times), []
     try:
         for hook in session.sites:
@@ -372,5 +372,5 @@ def _timed(session: Session, times: Times, cut: bool) -> Iterator[_Watch]:
 
 
 def _copied(arguments: Any) -> Any:
-    """Some models take lists apart, or write into what they are given."""
+    """Copies of the arguments, since some models modify lists or tensors that they are given."""
     return tree_map_only(Tensor, Tensor.clone, arguments)

@@ -1,4 +1,4 @@
-"""One call of a model at a time: plans, spans and histories are for one."""
+"""Allow only one call of a model at a time, since plans, spans and histories belong to one call."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class CallGuard:
     """Lets one thread into a model at a time."""
 
     def __init__(self) -> None:
-        self._caller: threading.Thread | None = None  # while it is in the model
+        self._caller: threading.Thread | None = None  # the thread that is in the model now
         self._copying = False
         self._changed = threading.Condition()
 
     def enter(self) -> bool:
-        """Begin a call; False if an interrupt ended the last one on the way, before it could leave."""
+        """Begin a call; returns False if the last one was interrupted before it could leave."""
         with self._changed:
             self._changed.wait_for(lambda: not self._copying)
             me, other = threading.current_thread(), self._caller
@@ -38,10 +38,10 @@ class CallGuard:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """With nobody in the model: others' calls end before, and begin after."""
+        """Wait for calls of other threads to end, and let no new ones begin inside the `with` block."""
         me = threading.current_thread()
         with self._changed:
-            free = (None, me)  # a call of this very thread was interrupted, or waits for us
+            free = (None, me)  # a call of this thread was interrupted, or is waiting for this block
             self._changed.wait_for(
                 lambda: not self._copying and (self._caller in free or not self._caller.is_alive())
             )

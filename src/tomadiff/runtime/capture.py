@@ -1,4 +1,4 @@
-"""CUDA graphs that somebody records around a model: what the host decides is not in them."""
+"""Refuse CUDA graphs that are recorded around a model: they can't contain the host's decisions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tomadiff.errors import ConfigError
 
 
 def check_not_captured() -> None:
-    """Which steps run, and when plans are made anew, is decided on the host, and would never be again."""
+    """The host decides which steps run and when plans are refreshed, which a replayed graph would not."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise ConfigError(
             "a CUDA graph is being recorded around tomadiff, and would replay this one step for ever: call "

@@ -1,9 +1,9 @@
-"""Sites in compiled models: merging and unmerging as operators that torch.compile takes as they are.
+"""Sites in compiled models: merging and unmerging as custom operators, which torch.compile doesn't trace.
 
-What a site does depends on more than tensors: on the step, on when a plan was made. A
-compiler would follow all that, and compile again whenever it changes. So it sees operators, with tensors in
-and out; the rest happens behind its back, in the same code that runs without a compiler. It writes over what
-operators return as it likes, so they return nothing that anybody else holds: `_owned` sees to it.
+What a site does depends on more than tensors: on the step, and on the age of a plan. A compiler would trace
+all of that, and recompile whenever it changes. So it sees only operators with tensors in and out; inside them
+runs the same code as without a compiler. Compiled code may overwrite what operators return, so they must not
+return tensors that are used elsewhere: `_owned` makes copies where needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .plan_cache import tensors_of
 if TYPE_CHECKING:
     from .hook import SiteHook
 
-# a recorded CUDA graph would leave out all that is not on the device, which torch can be told from 2.8 on
+# from torch 2.8 on, this tag keeps the operators out of CUDA graphs, which would not repeat their host code
 TAGS = {"tags": [torch.Tag.cudagraph_unsafe]} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 PROGRAMS = 64
 _sites: weakref.WeakValueDictionary[int, SiteHook] = weakref.WeakValueDictionary()
@@ -35,25 +35,25 @@ _numbers = itertools.count()
 
 
 def number(site: SiteHook) -> int:
-    """By which operators find a site."""
+    """Register a site, and return the number by which operators find it."""
     n = next(_numbers)
     _sites[n] = site
     return n
 
 
 class BlockCompiler:
-    """Compiles what is inside a block's hook, where blocks are compiled one by one.
+    """Compiles the block inside its hook, for models whose blocks are compiled one by one.
 
-    Then merging is outside, and what is compiled is the same for all blocks of a kind.
+    Merging then stays outside the compiled code, which is the same for all blocks of a kind.
     """
 
     def __init__(self) -> None:
-        self.settings: dict[str, Any] | None = None  # of torch.compile, once asked for
+        self.settings: dict[str, Any] | None = None  # for torch.compile; None if not requested
         self.forward: Callable[..., Any] | None = None
         self._original: Callable[..., Any] | None = None
 
     def take(self, module: nn.Module) -> None:
-        """From now on, `module.compile`, which `compile_repeated_blocks` calls, compiles the inside alone."""
+        """Make `module.compile`, which `compile_repeated_blocks` calls, compile only inside the hook."""
         module.compile = self.compile
         if module._compiled_call_impl is not None:
             self.settings = _compiled[module][0]
@@ -63,17 +63,17 @@ class BlockCompiler:
         self.settings, self._original = settings, None
 
     def compile_inside(self, original: Callable[..., Any]) -> None:
-        """Compile what is inside, if that was asked for and it is another than the last time."""
+        """Compile the inside, if that was requested and `original` has changed since the last time."""
         if self.settings is not None and self._original is not original:
-            # Lengths as constants, unless told otherwise: some blocks get all tokens, others merged ones, and
-            # torch would take that for lengths that are never the same.
+            # Compile lengths as constants unless told otherwise: some blocks get all tokens, others merged
+            # ones, and torch would switch to dynamic lengths.
             if "dynamic" not in self.settings:
                 _allow_many_programs()
             settings = {"dynamic": False, **self.settings}
             self._original, self.forward = original, torch.compile(original, **settings)
 
     def give_back(self, module: nn.Module) -> None:
-        """The block is compiled as if there had never been merging."""
+        """Compile the block itself with the same settings, as if it had never been merged."""
         vars(module).pop("compile", None)
         if self.settings is not None:
             module.compile(**self.settings)
@@ -82,13 +82,13 @@ class BlockCompiler:
 
 
 def _allow_many_programs() -> None:
-    """One for each length: torch's own limit of programs for a function is 8."""
+    """Raise torch's limit on compiled versions of a function, 8 by default: there is one per length."""
     config: Any = torch._dynamo.config
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # until torch 2.6
     setattr(config, name, max(getattr(config, name), PROGRAMS))
 
 
-# modules that we compiled when merging was taken off: with which settings, and what came of it
+# modules that `give_back` compiled, with their settings and the result
 _compiled: weakref.WeakKeyDictionary[nn.Module, tuple[dict[str, Any], Any]] = weakref.WeakKeyDictionary()
 
 
@@ -99,8 +99,7 @@ def by_others(module: nn.Module) -> bool:
 
 
 def perform(site: SiteHook, action: str, *args: Any) -> Any:
-    """An action of a site, "merge", "merge_like" or "unmerge": by its method or, in compiled code, by the
-    operator that calls this method."""
+    """Call a site's method "merge", "merge_like" or "unmerge"; in compiled code, through its operator."""
     if torch.compiler.is_compiling():
         return OPERATORS[action](site, *args)
     return getattr(site, action)(*args)
@@ -203,7 +202,7 @@ for _operator in (_merge, _merge_like, _unmerge):
 
 
 def _flat(call: Call) -> tuple[str, list[Tensor]]:
-    """The tensors among the arguments, alone or in tuples, and their names."""
+    """Names and values of the tensors among the arguments, including those in tuples."""
     flat = {}
     for name, value in call.items():
         if isinstance(value, Tensor):
@@ -222,7 +221,7 @@ def _call(names: str, tensors: Sequence[Tensor]) -> Call:
 
 
 def _owned(results: Iterable[Tensor], held: Iterable[Tensor]) -> list[Tensor]:
-    """What operators return, as fake kernels promise it: contiguous, and in memory that nobody else holds."""
+    """The results as the fake kernels promise them: contiguous, and sharing no memory with `held`."""
     taken = {x.untyped_storage().data_ptr() for x in held}
     owned = []
     for result in results:
@@ -233,5 +232,5 @@ def _owned(results: Iterable[Tensor], held: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _held(hook: SiteHook) -> list[Tensor]:
-    """What a site keeps from one operator, or one step, to the next."""
+    """The tensors that a site keeps from one operator, or one step, to the next."""
     return tensors_of(_plan(hook))

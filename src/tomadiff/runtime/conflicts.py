@@ -1,6 +1,6 @@
-"""What others do to a model, and what of it can't be done to merged tokens.
+"""Detect what other features do to a model, and refuse what doesn't work with merged tokens.
 
-Looked for in every call, since it may come at any time; refused with what to do instead.
+This is checked in every call, since users may change a model at any time. Errors say what to do instead.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from tomadiff.errors import ConfigError
 from .hook import SiteHook
 from .offloading import GROUP
 
-# caches that act around whole blocks; their hooks go around ours if they are enabled after ours are on
+# caches around whole blocks; if they are enabled after `apply`, their hooks are outside ours
 BLOCK_CACHES = ("FirstBlockCacheConfig", "MagCacheConfig")
-BLOCK_CACHE_HOOKS = ("fbc_", "mag_cache_")  # how their names start
-# the marks of caches on a model: diffusers', and cache-dit's, which acts around whole blocks without hooks
+BLOCK_CACHE_HOOKS = ("fbc_", "mag_cache_")  # prefixes of the names of their hooks
+# attributes that caches set on a model: diffusers', and cache-dit's, which wraps whole blocks without hooks
 BY_DIFFUSERS, BY_CACHE_DIT = "_cache_config", "_is_cached"
-# hooks on attention, or on its queries, that keep tokens from step to step or take them for a grid
+# hooks on attention or its query projection that keep tokens between steps, or assume that they form a grid
 INSIDE_BLOCKS = (
     *("pyramid_attention_broadcast", "faster_cache_block", "taylorseer_cache"),
     "smoothed_energy_guidance_hook",
 )
-# processors that keep attention maps, which their pipelines lay over the image
+# processors that record attention maps, which their pipelines map onto the image
 KEEP_MAPS = (
     *("CrossAttnStoreProcessor", "AttendExciteAttnProcessor"),
     *("LEDITSCrossAttnProcessor", "Pix2PixZeroAttnProcessor"),
@@ -33,7 +33,7 @@ KEEP_MAPS = (
 
 
 def records_attention(model: nn.Module) -> str | None:
-    """The processor that does, if there is one: its pipeline wants the maps of every step."""
+    """The name of a processor that records attention maps, if there is one: its pipeline needs every step."""
     processors = {type(getattr(module, "processor", None)).__name__ for module in model.modules()}
     return next((name for name in KEEP_MAPS if name in processors), None)
 
@@ -43,21 +43,20 @@ def cached(model: nn.Module) -> bool:
 
 
 class Surroundings:
-    """What others put on a model and on its sites, compared from call to call.
+    """What others have attached to a model and its sites, compared from call to call.
 
-    A call in which nothing of it changed needs no checks: `version` is the same as in the last call. The
-    comparison is part of every call, so it reads the dicts behind modules: nn.Module takes long to say that
-    it has no such attribute.
+    If nothing changed, `version` stays the same, and the call needs no checks. The comparison runs in every
+    call, so it reads modules' `__dict__`s: nn.Module is slow to report a missing attribute.
     """
 
     def __init__(self, model: nn.Module, hooks: list[SiteHook]) -> None:
         self._model, self._hooks = model, hooks
         self._last: list[Any] = []
         self.version = 0
-        self.between_blocks = False  # something acts there, which must find all tokens
+        self.between_blocks = False  # whether something acts between blocks, and needs all tokens there
 
     def look(self) -> None:
-        """Before each call; where something changed, our hooks are brought in order."""
+        """Called before each call; if something changed, adjusts our hooks to it."""
         if self._last and self._snapshot() == self._last:
             return
         for hook in self._hooks:
@@ -68,7 +67,7 @@ class Surroundings:
         self._last = self._snapshot()
 
     def _watch(self) -> None:
-        """Where to look from now on."""
+        """Collect the places that `_snapshot` reads."""
         modules = [hook.bound.module for hook in self._hooks]
         attentions = [attention for hook in self._hooks for attention in hook.attentions]
         queries = [attention._modules.get("to_q") for attention in attentions]
@@ -77,7 +76,7 @@ class Surroundings:
         self._torch_hooks = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
         self._processors = [d for a in attentions for d in (vars(a), a._modules)]
         self._with_registries = [vars(m) for m in (*modules, *attentions, *queries) if m is not None]
-        # modules that a LoRA may have put itself in the place of, and projections that may be fused
+        # modules that a LoRA may replace, and projections that may be fused
         self._members = [(attention._modules, "to_q") for attention in attentions]
         self._members += [(h.bound.block._modules, h.site.path) for h in self._hooks if h.site.path]
         self._blocks = [hook.bound.block for hook in self._hooks if hook.site.path]
@@ -104,21 +103,21 @@ class Surroundings:
 
 
 def _act_between_blocks(model: nn.Module, hooks: list[SiteHook]) -> bool:
-    """Whether caches or other hooks do, or leave blocks out: they must find all tokens in their order."""
+    """Whether caches or other hooks act between blocks or skip some: they need all tokens, in image order."""
     return getattr(model, BY_CACHE_DIT, False) or any(
         len(hook.bound.module._diffusers_hook.hooks) > 1 or _has_hooks_inside_its_span(hook) for hook in hooks
     )
 
 
 def _has_hooks_inside_its_span(hook: SiteHook) -> bool:
-    """Whether one of torch's hooks is between a site and its neighbours."""
+    """Whether a PyTorch hook runs between a site and its neighbours in the span."""
     module, sites = hook.bound.module, hook.span.sites
     before, behind = bool(module._forward_pre_hooks), bool(module._forward_hooks)
     return (before and hook is not sites[0]) or (behind and hook is not sites[-1])
 
 
 def check_model(model: nn.Module, hooks: list[SiteHook]) -> None:
-    """What would get in the way of merging anywhere in a model."""
+    """Raise ConfigError if something about the model makes merging impossible."""
     _check_modules(hooks)
     _check_caches(model, hooks)
     _check_devices(hooks)
@@ -126,7 +125,7 @@ def check_model(model: nn.Module, hooks: list[SiteHook]) -> None:
 
 
 def _check_modules(hooks: list[SiteHook]) -> None:
-    """LoRA puts layers of its own in the place of linear ones, and unloading puts those back."""
+    """Check that sites are still the model's modules: loading or unloading a LoRA replaces linear layers."""
     for bound in (hook.bound for hook in hooks if hook.site.path):
         if bound.block._compiled_call_impl is not None:
             raise ConfigError(
@@ -142,7 +141,7 @@ def _check_modules(hooks: list[SiteHook]) -> None:
 
 
 def _check_devices(hooks: list[SiteHook]) -> None:
-    """Merged tokens, their plan and their rows of tables would have to move along with a span."""
+    """Check that all blocks are on one device: merged tokens and plans are not moved within a span."""
     devices = {str(device): None for hook in hooks if (device := _runs_on(hook.bound.block)) is not None}
     if len(devices) > 1:
         raise ConfigError(
@@ -153,7 +152,7 @@ def _check_devices(hooks: list[SiteHook]) -> None:
 
 
 def _runs_on(block: nn.Module) -> Any:
-    """The device that a block computes on, as accelerate placed it; None where offloading decides."""
+    """The device that a block runs on, by accelerate's hook or its weights; None if offloading decides."""
     attributes = vars(block)
     if (by_accelerate := attributes.get("_hf_hook")) is not None:
         return getattr(by_accelerate, "execution_device", None)
@@ -172,7 +171,7 @@ def _check_parallelism(model: nn.Module) -> None:
 
 
 def _check_caches(model: nn.Module, hooks: list[SiteHook]) -> None:
-    """Caches must be around merging: what they keep from step to step has to be whole tokens."""
+    """Caches must be outside merging: they have to store all tokens, since plans change from step to step."""
     cache = getattr(model, BY_DIFFUSERS, None)
     if cache is not None and type(cache).__name__ not in BLOCK_CACHES:
         raise ConfigError(
@@ -195,7 +194,7 @@ def check_checkpointing(model: nn.Module) -> None:
 
 
 def check_attention(hook: SiteHook) -> None:
-    """What can't be done to the attention of a site that merges."""
+    """Raise ConfigError if a site's attention has something that doesn't work with merged tokens."""
     name, site = hook.bound.name, hook.site
     apart = site.keys_only and not site.keys_inside
     if apart and getattr(hook.bound.module, "fused_projections", False):

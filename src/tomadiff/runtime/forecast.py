@@ -1,7 +1,7 @@
-"""The model's output in steps that don't run, forecast from the steps that did.
+"""Forecast the model's output in steps that don't run from the steps that did.
 
-In deterministic sampling the output changes smoothly from step to step, so that a few points of it tell how
-it goes on. Each call of a step (guidance may make several) has a history of its own outputs.
+In deterministic sampling the output changes smoothly from step to step, so it can be extrapolated from a few
+points. Each call of a step (guidance may make several) has a history of its own outputs.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-PARABOLA = 0.5  # how far to go from the line through two points to the parabola through three
+PARABOLA = 0.5  # share of the way from the line through two points to the parabola through three
 
 
 @dataclass(frozen=True)
 class Point:
-    """An output that the model gave: its numbers in fp32, and all that is needed to give the like again."""
+    """An output of the model: its values in fp32, and what is needed to build another output of that form."""
 
     step: int
-    values: dict[int, Tensor]  # floating-point tensors by their place among the leaves
-    leaves: list[Any]  # the output's other parts, and of tensors their type
-    form: TreeSpec  # a tuple, a list, or diffusers' classes, as the caller asked for
+    values: dict[int, Tensor]  # floating-point tensors, by index among the leaves
+    leaves: list[Any]  # the output's other leaves, and the dtypes of the tensors in `values`
+    form: TreeSpec  # the structure of the output: a tuple, a list, or a diffusers output class
 
     @classmethod
     def of(cls, step: int, output: Any) -> Point:
         leaves, form = tree_flatten(output)
-        # copies: a caller may go on to change what it was given
+        # copied, since the caller may modify the output in place
         values = {
             i: leaf.detach().to(torch.float32, copy=True)
             for i, leaf in enumerate(leaves)
@@ -43,7 +43,7 @@ class Point:
         return self.form == other.form and shapes == others
 
     def with_values(self, values: dict[int, Tensor]) -> Any:
-        """An output of the same form."""
+        """An output of the same form with these values."""
         leaves = [_as(values[i], leaf) if i in values else leaf for i, leaf in enumerate(self.leaves)]
         return tree_unflatten(leaves, self.form)
 
@@ -56,7 +56,7 @@ class History:
 
     @property
     def ready(self) -> bool:
-        """Two points make a line; one alone would only be repeated."""
+        """Whether there are at least two points: one alone could only be repeated."""
         return len(self._points) >= 2
 
     def add(self, step: int, output: Any) -> None:
@@ -81,11 +81,11 @@ class History:
 
 
 def extrapolation(steps: list[int], step: int) -> list[float]:
-    """The weights of the outputs at two or three `steps` that add up to a forecast at a later `step`.
+    """The weights with which outputs at two or three `steps` add up to the forecast at a later `step`.
 
-    The line through the last two points and, where there are three, part of the way from there to the
-    parabola through all of them: `PARABOLA`, and less the farther it has to reach, in units of the points'
-    own spacing. A parabola through close points, followed far, does harm.
+    With two points, the forecast is on the line through them. With three, it goes part of the way from the
+    line through the last two to the parabola through all: `PARABOLA`, or less if it reaches farther than the
+    points' spacing, since extrapolating a parabola far beyond closely spaced points does harm.
     """
     before, last = steps[-2:]
     reach = (step - last) / (last - before)
@@ -105,6 +105,6 @@ def extrapolation(steps: list[int], step: int) -> list[float]:
 
 
 def _as(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """What was extrapolated may be out of fp16's range."""
+    """The values in this dtype, clamped, since extrapolated values may exceed the range of fp16."""
     limits = torch.finfo(dtype)
     return values.clamp_(limits.min, limits.max).to(dtype)

@@ -1,4 +1,4 @@
-"""One generation: which of its steps run, and what is kept from one to the next. Dropping it is the reset."""
+"""One generation: which of its steps run, and what is kept between steps. Dropping the object resets it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .schedule import Schedule, make_schedule
 
 
 class Generation:
-    """Of one model. Each call of a step, by its number, has a history of its own.
+    """One generation of one model. Each call of a step, by its number, has a history of its own.
 
     refreshes: counts the plans that are made, for the report.
     """
@@ -43,23 +43,23 @@ class Generation:
         self.sampling, self.schedule = self._plan({})
         self.plans = PlanCache(config.refresh_schedule(), refreshes)
         self.layouts = LayoutReader(model, family)
-        self.tasks: dict[Hashable, Sequence[SiteTask]] = {}  # of all sites, by what decides them
+        self.tasks: dict[Hashable, Sequence[SiteTask]] = {}  # tasks of all sites, by what they depend on
         self._adapters: Adapters | None = None
         self._histories: dict[int, History] = {}
         self._conditions: dict[int, Conditions] = {}
-        self._calls = self._calls_before = 0  # of the last step, and of the one before
-        self._counted = -1  # the last step
+        self._calls = self._calls_before = 0  # number of calls in the current step, and in the one before
+        self._counted = -1  # the current step, whose calls are counted
         self._steps_run = 0
         self._last = -1
 
     def look_at_first_step(self) -> None:
-        """Some samplers are told with the first step whether to add noise: then the schedule is another."""
+        """Revise the schedule if arguments of the scheduler's first step decide whether noise is added."""
         if self._watch is not None and self._watch.arguments is not None:
             self.sampling, self.schedule = self._plan(self._watch.arguments)
             self._watch = None
 
     def history(self, call: int, arguments: dict[str, Any]) -> History | None:
-        """Of this call in the steps before; a new one where the call is conditioned on something else."""
+        """The earlier outputs of this call of the step; a new history if its conditioning has changed."""
         if not self.schedule.skips:
             return None
         self._adapters = self._adapters or Adapters(self._model)
@@ -68,19 +68,19 @@ class Generation:
         return self._histories[call]
 
     def run(self, step: int) -> None:
-        """Take note of a step that runs; of each of its calls."""
+        """Count a step that runs; called for each of its calls."""
         self._steps_run += step != self._last
         self._last = step
 
     @property
     def shifted(self) -> bool:
-        """Whether regions are shifted in this step: in every other one that runs."""
+        """Whether regions are shifted in this step; they are in every other step that runs."""
         return self._config.shift and self._steps_run % 2 == 0
 
     def let_go_after_last(self, step: int, call: int) -> None:
-        """After the last call of the last step, hold no tensors: decoding the picture needs the memory.
+        """Drop all tensors after the last call of the last step, since decoding needs the memory.
 
-        It is taken to have as many calls as the step before: if there are more, their plans are made anew.
+        The last step is assumed to have as many calls as the step before; further calls make new plans.
         """
         if step != self._counted:
             self._counted, self._calls_before, self._calls = step, self._calls, 0
@@ -98,7 +98,7 @@ class Generation:
         return tensors + [x for history in self._histories.values() for x in history.tensors()]
 
     def end(self) -> None:
-        """Leave nothing behind on the scheduler."""
+        """Remove the watch from the scheduler."""
         if self._watch is not None:
             self._watch.remove()
 

@@ -29,20 +29,20 @@ from .undo import Snapshot, drop_pre_hook
 if TYPE_CHECKING:
     from .session import Session
 
-HOOK = "tomadiff"  # our name in diffusers' hook registries
-ATTENTION_KWARGS = ("cross_attention_kwargs", "joint_attention_kwargs")  # arguments that hold arguments
+HOOK = "tomadiff"  # our hook's name in diffusers' hook registries
+ATTENTION_KWARGS = ("cross_attention_kwargs", "joint_attention_kwargs")  # dicts of arguments for attention
 
 
 @dataclass
 class Span:
-    """Sites that run one after the other. The first one merges for all of them, and the last one unmerges."""
+    """Consecutive sites of which the first merges and the last unmerges."""
 
     number: int
     sites: list[SiteHook]
 
 
 def join_spans(hooks: list[SiteHook]) -> None:
-    """Let blocks of the same list share a span."""
+    """Join blocks of the same module list into one span."""
     spans: dict[str, Span] = {}
     for hook in hooks:
         hook.span = spans.setdefault(hook.bound.list_name, Span(hook.index, []))
@@ -51,22 +51,22 @@ def join_spans(hooks: list[SiteHook]) -> None:
 
 @dataclass
 class SiteCounts:
-    """What a site did since `apply`, for the report."""
+    """What a site has done since `apply`, for the report."""
 
     calls: int = 0
     dense_calls: int = 0
-    tokens: int = 0  # in the last merged call
-    kept: int = 0
-    kept_at: dict[float, tuple[int, int]] = field(default_factory=dict)  # by ratio: tokens, and those kept
+    tokens: int = 0  # image tokens in the last merged call
+    kept: int = 0  # merged tokens in that call
+    kept_at: dict[float, tuple[int, int]] = field(default_factory=dict)  # ratio -> (tokens, kept)
 
     def add(self, task: SiteTask, lengths: tuple[int, int] | None) -> None:
-        """Count a call, in which merging changed the number of tokens from and to these lengths."""
+        """Count a call; `lengths` are the numbers of image tokens before and after merging."""
         self.calls += 1
         if task.merged and lengths is not None:
             self.tokens, self.kept = self.kept_at[task.ratio] = lengths
         elif not task.merged:
             self.dense_calls += 1
-            if task.tokens and task.tokens != self.tokens:  # else, what merging kept is the better news
+            if task.tokens and task.tokens != self.tokens:  # otherwise keep the merged call's counts
                 self.tokens = self.kept = task.tokens
 
 
@@ -86,14 +86,14 @@ class SiteHook(ModelHook):
         self.planner = Planner(session.config, bound)
         self.span = Span(index, [self])
         self.attentions = [module for module in bound.module.modules() if hasattr(module, "processor")]
-        self.projections: set[nn.Module] = set()  # whose input becomes merged tokens
-        self.undo: Snapshot | None = None  # while it is put on the module, or taken off
+        self.projections: set[nn.Module] = set()  # projections whose input is replaced by merged tokens
+        self.undo: Snapshot | None = None  # set while this hook is being added or removed
         self.number = compile.number(self)
         self.compiler = compile.BlockCompiler()
-        self.ran = False  # in this call
+        self.ran = False  # whether the site has run in this call
         self.counts = SiteCounts()
 
-    # -- on the module, and off again ----------------------------------------------------------------------
+    # -- adding the hook to its module, and removing it ----------------------------------------------------
 
     def register(self) -> None:
         module = self.bound.module
@@ -108,19 +108,19 @@ class SiteHook(ModelHook):
         raise TypeError("a model with tomadiff on it can't be pickled: call tomadiff.remove first")
 
     def adjust(self) -> None:
-        """Follow what others did to the module since the last call."""
+        """Adjust to what others did to the module since the last call."""
         self._restore_hook_order()
         self.compiler.compile_inside(self.fn_ref.original_forward)
-        # adapters may have put themselves in a projection's place
+        # adapters may have replaced a projection
         projections = {getattr(self.bound.module, name) for name in self.site.keys_projections}
         if projections != self.projections:
             self._unhook_projections()
-            self.projections = projections  # before they have the hook, so that an interrupt loses none
+            self.projections = projections  # set before hooking, so that an interrupt loses none
             for each in projections:
                 each.register_forward_pre_hook(self._merged_projection_input)
 
     def unregister(self) -> None:
-        """Nothing happens where it is not on; what is half on, or half off, goes."""
+        """Remove the hook, if it is on the module; an interrupted `register` or `unregister` is undone."""
         self._unhook_projections()
         if self.undo is not None:
             self.undo.restore()
@@ -133,13 +133,13 @@ class SiteHook(ModelHook):
         around = registry._fn_refs[registry._hook_order.index(HOOK) + 1 :][:1]
         forwards = [outer.forward for outer in around]
         registry.remove_hook(HOOK, recurse=False)
-        for outer, forward in zip(around, forwards):  # it stays in place, too
+        for outer, forward in zip(around, forwards):  # the next outer hook keeps its forward
             if outer.original_forward is not None:
                 outer.original_forward, outer.forward = outer.forward, forward
         if not registry.hooks:
             del module._diffusers_hook
             if getattr(module.forward, "__func__", None) is type(module).forward:
-                del module.forward  # the registry put the class's own method there
+                del module.forward  # the registry set it to the class's own method
         if not self.site.path:
             self.compiler.give_back(module)
         self.undo = None
@@ -159,10 +159,10 @@ class SiteHook(ModelHook):
         order = self.bound.module._diffusers_hook._hook_order
         return order[: order.index(HOOK)]
 
-    # -- what to do in a call ------------------------------------------------------------------------------
+    # -- planning a call -----------------------------------------------------------------------------------
 
     def task(self, layout: Layout, ratio: float, cut: bool) -> SiteTask:
-        """At a ratio, in calls of this layout; `cut`: every block is a span of its own."""
+        """What this site does in calls of this layout, at this ratio; `cut`: every block is its own span."""
         tokens = math.prod(layout.grid(self.bound.level))
         if not ratio:
             return SiteTask(tokens=tokens)
@@ -185,10 +185,10 @@ class SiteHook(ModelHook):
     def _weighs_keys(self) -> bool:
         return self.session.config.weigh_keys and self.site.weighs
 
-    # -- instead of the module's own forward ---------------------------------------------------------------
+    # -- running in place of the module's own forward ------------------------------------------------------
 
     def new_forward(self, module: nn.Module, *args: Any, **inputs: Any) -> Any:
-        """Merge, run, unmerge. Compilers follow this, so it leaves all that varies to operators."""
+        """Merge, run, unmerge. Compilers trace this, so everything that varies is left to operators."""
         call = self.session.require_call(self)
         task = call.tasks[self.index]
         self.ran = True
@@ -210,7 +210,7 @@ class SiteHook(ModelHook):
         return output
 
     def begin_span(self, inputs: Call) -> SpanState:
-        """Merge, and let the module have merged tokens, also in other arguments that hold the image's."""
+        """Merge, and replace the image tokens in all arguments that hold them."""
         self._refuse_masks(inputs)
         known = inputs
         if self.planner.method.from_block_input and self.site.path:
@@ -236,7 +236,7 @@ class SiteHook(ModelHook):
         return forward(**inputs) if compiled else run_weighed(forward, inputs)
 
     def _weighed_inside(self) -> bool:
-        """Keys are weighed at the call of attention; in compiled code by a mask, where it takes one."""
+        """Whether keys are weighted inside the attention call; compiled code uses a mask if it can."""
         return self.site.weighed_inside and not (self.site.weigh_keys and torch.compiler.is_compiling())
 
     def _refuse_masks(self, inputs: Call) -> None:
@@ -250,7 +250,7 @@ class SiteHook(ModelHook):
                     )
 
     def replace_what_belongs_to_tokens(self, inputs: Call, call: ModelCall, span: SpanState) -> None:
-        """Rows of rotary tables and the like, and how much a key counts."""
+        """Replace per-token arguments, such as rotary tables, and pass on the weights of merged keys."""
         site = self.site
         for rows in site.per_token:
             map_argument(inputs, rows.argument, self._gathered, rows, call, span)
@@ -260,26 +260,26 @@ class SiteHook(ModelHook):
             site.weigh_keys(inputs, F.pad(span.key_bias, (span.prefix, span.suffix)))
 
     def _gathered(self, argument: Any, rows: PerTokenArg, call: ModelCall, span: SpanState) -> Any:
-        """The rows of the plan's destinations; gathered once in a call, for all sites that share the plan."""
+        """The rows of the plan's destinations, gathered once per call for all sites that share the plan."""
         keys_only = self.site.keys_only and rows in self.site.rotary
         how = (call.tasks[self.index].tokens, rows, argument, call.layout.reference_tokens, keys_only)
-        if torch.compiler.is_compiling():  # which notices by itself what it has already
+        if torch.compiler.is_compiling():  # the compiler removes repeated gathers by itself
             return gather_rows(span.destinations, *how)
         key = (id(span.destinations), id(argument), id(rows))
         if key not in call.gathered:
             with call.times.spent("merge", span.destinations.device):
                 made = gather_rows(span.destinations, *how)
-            call.gathered[key] = (argument, made)  # while the argument is held, no other has its address
+            call.gathered[key] = (argument, made)  # holding the argument keeps its id unique
         return call.gathered[key][1]
 
     def _merged_projection_input(self, projection: nn.Module, args: tuple) -> tuple[Tensor] | None:
-        """Keys and values from merged tokens, while queries are from all: what comes back is whole."""
+        """A pre-hook on key and value projections that replaces their input by the merged tokens."""
         call = self.session.call
         span = None if call is None else call.spans.get(self.span.number)
         return None if span is None else (span.sequence,)
 
     def _unmerged(self, output: Any, span: SpanState) -> Any:
-        """What the module returned, with all tokens again."""
+        """The module's output with its image tokens unmerged."""
         parts = output if isinstance(output, tuple) else (output,)
         places = [place for place in self.site.outputs or (0,) if place < len(parts)]
         tokens = span.sequence.shape[1]
@@ -294,15 +294,15 @@ class SiteHook(ModelHook):
             return whole[0]
         return tuple(whole.get(place, part) for place, part in enumerate(output))
 
-    # -- what compiled code leaves to operators ------------------------------------------------------------
+    # -- actions that are operators in compiled code -------------------------------------------------------
 
     def around(self, sequence: Tensor) -> tuple[int, int]:
-        """How many tokens of a sequence are in front of the image's, and behind."""
+        """How many tokens come before and after the image's in a sequence."""
         call = self.session.require_call(self)
         return call.layout.around(sequence, self.site, call.tasks[self.index].tokens)
 
     def merge(self, inputs: Call) -> SpanState:
-        """The site's sequence with merged tokens."""
+        """Merge the site's sequence."""
         call, whole = self.session.require_call(self), inputs[self.argument]
         prefix, suffix = self.around(whole)
         tokens = image_tokens(whole, prefix, suffix)
@@ -319,7 +319,7 @@ class SiteHook(ModelHook):
         return SpanState(sequence, whole, destinations, kept.key_bias, prefix, suffix)
 
     def merge_like(self, other: Tensor, span: SpanState) -> Tensor:
-        """Another sequence, merged as the site's is."""
+        """Merge another sequence with the span's plan."""
         call = self.session.require_call(self)
         plan = call.span_plans[self.span.number].plan
         with call.times.overhead("merge", other.device):
@@ -327,12 +327,12 @@ class SiteHook(ModelHook):
             return with_image_tokens(other, span.prefix, span.suffix, merged)
 
     def unmerge(self, y: Tensor, span: SpanState) -> Tensor:
-        """One of the outputs with all tokens again."""
+        """Unmerge one of the outputs."""
         call, around = self.session.require_call(self), (span.prefix, span.suffix)
         plan = call.span_plans[self.span.number].plan
         with call.times.overhead("unmerge", y.device):
             image = image_tokens(y, *around)
-            if self.site.residual:  # unmerging the change leaves every token its own detail
+            if self.site.residual:  # unmerge only the change, so that every token keeps its own detail
                 before, merged = image_tokens(span.original, *around), image_tokens(span.sequence, *around)
                 x = plan.unmerge(image, before, merged)
             else:
@@ -342,14 +342,14 @@ class SiteHook(ModelHook):
     def before_block(
         self, whole: Site, parameters: list[str], block: nn.Module, args: tuple, kwargs: Call
     ) -> None:
-        """Keep the image's tokens that go into the block, for all sites in it to plan from."""
+        """Keep the image tokens that go into the block, for all sites in it to plan from."""
         call, sequence = self.session.call, (dict(zip(parameters, args)) | kwargs).get(whole.tokens or "")
         if sequence is None:
             raise ConfigError(
                 f"method={self.session.config.method!r} matches the tokens that go into a block, which those "
                 f'of {type(block).__name__} have in another order: use method="toma"'
             )
-        if call is not None and call.layout.finest:  # else, nothing is merged in it
+        if call is not None and call.layout.finest:  # otherwise nothing is merged in this call
             around = call.layout.around(sequence, whole, call.tasks[self.index].tokens)
             call.block_input = image_tokens(sequence, *around)
 

@@ -1,4 +1,4 @@
-"""How the tokens of a call are laid out: the image's grid, and what else is in a sequence."""
+"""The layout of a call's tokens: the image's grid, and the other tokens in a sequence."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tomadiff.models import Call, Family, Site
 
 @dataclass(frozen=True)
 class Layout:
-    """The grid of one call, and the tokens of reference images in front of the image's and behind."""
+    """The grid of one call, and the number of reference tokens around the image's."""
 
-    finest: tuple[int, ...] = ()
-    reference_tokens: tuple[int, int] = (0, 0)
-    drops_odd: bool = False
+    finest: tuple[int, ...] = ()  # the grid at full resolution; empty if nothing is merged
+    reference_tokens: tuple[int, int] = (0, 0)  # tokens of reference images before and after the image's
+    drops_odd: bool = False  # downsampling rounds odd sides down instead of up
 
     def grid(self, level: int) -> tuple[int, ...]:
-        """The grid of tokens where the image is downsampled so far."""
+        """The grid of tokens where the image is downsampled by this factor."""
         grid, more = self.finest, not self.drops_odd
         for _ in range(int(math.log2(level))):
             grid = tuple((side + more) // 2 for side in grid)
         return grid
 
     def around(self, sequence: Tensor, site: Site, tokens: int) -> tuple[int, int]:
-        """How many tokens of a site's sequence are in front of the image's, and behind."""
-        if sequence.shape[1] == tokens:  # the image is alone
+        """How many tokens of a site's sequence come before and after the image's."""
+        if sequence.shape[1] == tokens:  # the sequence has no other tokens
             return 0, 0
         before, behind = self.reference_tokens
         text = sequence.shape[1] - tokens - before - behind
@@ -36,7 +36,7 @@ class Layout:
 
 
 class LayoutReader:
-    """Reads layouts from the arguments of a model, as its family says."""
+    """Reads layouts from a model's arguments, as its family declares."""
 
     def __init__(self, model: nn.Module, family: Family | None) -> None:
         self._model, self._family = model, family
@@ -45,10 +45,10 @@ class LayoutReader:
         self.layout = Layout()  # the last one
 
     def read(self, arguments: Call, call: int = 0) -> Layout:
-        """Look at the arguments that tell, unless they are the very same as in the last call.
+        """Read the arguments that determine the layout, unless they are the same objects as in the last call.
 
-        Reading the values of a tensor waits for its device. Pipelines make new tensors of the same values for
-        each step, so those that are not on the CPU are read once in a generation, for each call of a step.
+        Reading a tensor's values synchronises its device. Pipelines make new tensors with the same values for
+        each step, so those that are not on the CPU are read once per generation, for each call of a step.
         """
         family = self._family
         if family is None:
@@ -68,12 +68,12 @@ class LayoutReader:
 
 
 def _shape(source: Any) -> Any:
-    """What tells arguments of different layouts apart within a generation."""
+    """A key that distinguishes arguments of different layouts within a generation."""
     if isinstance(source, (list, tuple)):
         return tuple(map(_shape, source))
     return source.shape if isinstance(source, Tensor) else source
 
 
 def _elsewhere(source: Any) -> bool:
-    """Whether reading it waits for a device."""
+    """Whether reading this argument synchronises a device."""
     return isinstance(source, Tensor) and source.device.type != "cpu"

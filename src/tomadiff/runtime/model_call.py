@@ -1,4 +1,4 @@
-"""One call of a model that runs: what its sites do, and what they share. Dropping it is the reset."""
+"""One call of a model: what its sites do, and the state they share. Dropping the object resets it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .timing import Times
 class SiteTask:
     """What one site does in a call; the same in all calls of the same size and settings."""
 
-    merged: bool = False  # it runs on merged tokens
-    head: bool = False  # it merges them
-    tail: bool = False  # it unmerges them
+    merged: bool = False  # the site runs on merged tokens
+    head: bool = False  # the site merges: it is the first of its span
+    tail: bool = False  # the site unmerges: it is the last of its span
     ratio: float = 0.0
-    tokens: int = 0  # of the image, at this site; 0 where nobody looked
-    grid: tuple[int, ...] = ()  # of these tokens, as it is divided into regions
-    kept: int = 0  # of these, how many a plan will keep: compiled code has to know before there is a plan
-    kept_of_first_frame: int = 0  # where a model treats the first frame apart
-    passes: bool = True  # nothing has to be done: all is dense, or tokens were merged before
+    tokens: int = 0  # number of image tokens at this site; 0 if unknown
+    grid: tuple[int, ...] = ()  # the grid that is divided into regions
+    kept: int = 0  # number of merged tokens; compiled code needs it before there is a plan
+    kept_of_first_frame: int = 0  # merged tokens of the first frame, for models that modulate it differently
+    passes: bool = True  # the hook only calls the module: the call is dense, or tokens are merged already
 
 
 DENSE = SiteTask()
@@ -35,30 +35,31 @@ DENSE = SiteTask()
 class SpanState(NamedTuple):
     """The tokens of one span between its head and its tail."""
 
-    sequence: Tensor  # with merged tokens
-    original: Tensor  # the sequence before
+    sequence: Tensor  # the sequence with merged image tokens
+    original: Tensor  # the sequence before merging
     destinations: Tensor  # [B, K] token numbers
-    key_bias: Tensor | None  # [B, K] to add to the logits of merged keys
-    prefix: int  # tokens in front of the image's, which are never merged
-    suffix: int  # and behind
+    key_bias: Tensor | None  # [B, K] bias to add to the logits of merged keys
+    prefix: int  # number of tokens before the image's, which are never merged
+    suffix: int  # number of tokens after the image's, which are never merged
 
 
 @dataclass
 class ModelCall:
-    """Made by `Session.new_call`, or by whoever measures; sites find it as `session.call` while it runs."""
+    """The state of one call, made by the session or by measuring code; sites find it as `session.call`."""
 
     step: int
-    number: int  # which call of the step
+    number: int  # number of this call within its step
     shifted: bool  # regions are shifted in this step
     layout: Layout
-    tasks: Sequence[SiteTask]  # of all sites
+    tasks: Sequence[SiteTask]  # one for each site
     plans: PlanCache
     times: Times
-    # spans between head and tail, by number; at the end of a call, none is left
+    # spans that are between head and tail, by number; empty at the end of a call
     spans: dict[int, SpanState] = field(default_factory=dict)
-    span_plans: dict[int, KeptPlan] = field(default_factory=dict)  # which compiled code does not see
+    span_plans: dict[int, KeptPlan] = field(default_factory=dict)  # by span; compiled code does not see them
     span_lengths: dict[int, tuple[int, int]] = field(default_factory=dict)  # tokens before and after merging
-    visits: Counter[int] = field(default_factory=Counter)  # merges by site: a block may run on half batches
-    block_input: Tensor | None = None  # of the block under way, for methods that plan from it
-    # arguments, and their rows for merged tokens, by the identities of destinations, argument and declaration
+    # number of merges by site: a block may run several times per call, on parts of the batch
+    visits: Counter[int] = field(default_factory=Counter)
+    block_input: Tensor | None = None  # input of the block that is running, for methods that plan from it
+    # arguments and their rows for merged tokens, by the ids of destinations, argument and declaration
     gathered: dict[tuple[int, int, int], tuple[Any, Any]] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""Weights that are elsewhere between calls: brought to where they are needed, also when we need them first.
+"""Load offloaded weights before a module's forward, if a plan needs them.
 
-Offloading brings a module's weights when its forward is called. Plans are made before that, from tokens that
-the block's own norm and modulation prepared, and some blocks hold a table for these beside their layers.
+Offloading loads a module's weights when its forward is called. Plans are made before that, from tokens that
+pass through the block's norm and modulation, and some blocks have a modulation table as their own parameter.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ GROUP = "group_offloading"  # diffusers' name for its hook
 
 @contextlib.contextmanager
 def weights_at_hand(module: nn.Module) -> Iterator[None]:
-    """A module's own weights are on the device that it runs on, as inside its forward."""
+    """Load a module's own parameters to the device it runs on, as they are inside its forward."""
     attributes = vars(module)
     by_accelerate = attributes.get("_hf_hook")
     registry = attributes.get("_diffusers_hook")
     group = None if registry is None else registry.hooks.get(GROUP)
     if group is not None and getattr(group, "group", None) is not None:
-        group.group.onload_()  # its own post_forward puts them away again
+        group.group.onload_()  # its own post_forward offloads them again
     if by_accelerate is None or not any(weight.is_meta for weight in module.parameters(recurse=False)):
         yield
         return

@@ -1,4 +1,4 @@
-"""Arguments with an entry for each token, such as rotary tables and masks, for merged tokens."""
+"""Per-token arguments, such as rotary tables and masks, for merged tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tomadiff.models import Call, PerTokenArg
 
 
 def map_argument(inputs: Call, name: str, function: Callable[..., Any], *args: Any) -> None:
-    """Replace an argument, "name" or "name.key" of a dict, by a function of it, where it is given."""
+    """Replace an argument, "name" or "name.key" in a dict, by a function of it, if it was passed."""
     outer, _, inner = name.partition(".")
     value: Any = inputs.get(outer)
     if inner and (value or {}).get(inner) is not None:
@@ -31,9 +31,9 @@ def gather_rows(
     reference_tokens: tuple[int, int] = (0, 0),
     keys_only: bool = False,
 ) -> Any:
-    """An argument with entries for merged tokens; for whole queries too, where only keys are merged.
+    """A per-token argument for merged tokens; if only keys are merged, also for the unmerged queries.
 
-    destinations: [B, K], of so many tokens of the image; `reference_tokens` are in front of these and behind.
+    destinations: [B, K] of the image's `tokens`; `reference_tokens` come before and after these.
     """
     how = (reference_tokens, keys_only)
     if not rows.inside:
@@ -55,7 +55,7 @@ def _gather(
     if isinstance(table, (tuple, list)):
         return tuple(_gather(destinations, tokens, rows, part, reference_tokens, keys_only) for part in table)
     if not isinstance(table, Tensor) or rows.ndim not in (None, table.ndim):
-        return table  # of another shape, or gathered already
+        return table  # another form of the argument, or already gathered
     if table.shape[rows.axis] == 1:
         return table
     before, behind = reference_tokens if table.shape[rows.axis] > tokens else (0, 0)
@@ -74,10 +74,10 @@ def _gather(
 
 
 class PerSample:
-    """A rotary table for each sample, [B, S, ...], for code that expects one for all, [S, ...].
+    """A rotary table per sample, [B, S, ...], for code that expects one for all samples, [S, ...].
 
-    Such code adds the batch axis itself, `table[None, :, None]`, or leaves it to broadcasting; here, that
-    axis is there already.
+    Such code adds the batch axis itself, `table[None, :, None]`, or leaves it to broadcasting; here it is
+    already present.
     """
 
     def __init__(self, rows: Tensor) -> None:
@@ -107,7 +107,7 @@ class PerSample:
 
 
 class PerLength:
-    """Rotary rows for whole queries and for merged keys in one table: multiplying takes those that fit."""
+    """Rotary tables for unmerged queries and for merged keys: multiplication picks the one that fits."""
 
     def __init__(self, *tables: Tensor | PerSample) -> None:
         self.tables = tables

@@ -1,4 +1,4 @@
-"""The plans of a generation: whom each serves, how old it is, and when it is made anew."""
+"""The plans of a generation: which sites share one, how old it is, and when it is refreshed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tomadiff.core import MergePlan, RefreshSchedule
 
 
 class PlanKey(NamedTuple):
-    """Whom a plan serves: sites of a kind, or one by name, in one of the calls of a step, on such tokens."""
+    """Sites with equal keys share a plan."""
 
-    block: str  # the class of block
-    kind: str
-    name: str | None
+    block: str  # class of the block
+    kind: str  # kind of the site
+    name: str | None  # name of the site or block; None if all sites of a kind share plans
     ratio: float
     grid: tuple[int, ...]
     shifted: bool
-    call: int
-    visit: int  # of the site in the call
+    call: int  # number of the call within its step
+    visit: int  # how often the site has merged in this call before
     batch: int
     dtype: torch.dtype
     device: torch.device
@@ -30,17 +30,17 @@ class PlanKey(NamedTuple):
 
 @dataclass
 class KeptPlan:
-    """A plan, with what sites need of it and the steps at which its two parts were made."""
+    """A plan, the bias of its keys, and the steps at which its two parts were computed."""
 
     plan: MergePlan
-    key_bias: Tensor | None  # [B, K] to add to the logits of merged keys
+    key_bias: Tensor | None  # [B, K] bias to add to the logits of merged keys
     destinations_step: int
     weights_step: int
-    used_step: int  # the last step that it served
+    used_step: int  # the last step that used it
 
 
 def tensors_of(plan: Any) -> list[Tensor]:
-    """Those of a plan, and of a plan inside it."""
+    """The tensors of a plan, and of a plan inside it."""
     tensors: list[Tensor] = []
     for value in vars(plan).values():
         if isinstance(value, Tensor):
@@ -50,7 +50,7 @@ def tensors_of(plan: Any) -> list[Tensor]:
     return tensors
 
 
-# Given destinations [B, K] to keep, or None to choose them: a plan, and the bias of its keys
+# make(destinations): a plan with these destinations, [B, K], or new ones if None; and the bias of its keys
 MakePlan = Callable[[Tensor | None], tuple[MergePlan, Tensor | None]]
 
 
@@ -66,7 +66,7 @@ class PlanCache(dict[PlanKey, KeptPlan]):
         self.refreshes = {"destinations": 0, "weights": 0} if refreshes is None else refreshes
 
     def get_or_make(self, key: PlanKey, step: int, make: MakePlan) -> KeptPlan:
-        """The plan at hand, or one that is made now, all of it or only its weights."""
+        """The cached plan, with its weights or the whole plan recomputed if that is due."""
         kept = self.get(key)
         due = self.due(kept, step)
         if kept is None or due is not None:
@@ -79,7 +79,7 @@ class PlanCache(dict[PlanKey, KeptPlan]):
         return kept
 
     def due(self, kept: KeptPlan | None, step: int) -> str | None:
-        """What has to be made anew at a step, "destinations" or "weights"; None if nothing."""
+        """What has to be recomputed at a step: "destinations", "weights" or None."""
         if kept is None:
             return "destinations"
         return self.schedule.due(step - kept.destinations_step, step - kept.weights_step)

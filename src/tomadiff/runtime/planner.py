@@ -1,4 +1,4 @@
-"""The plan of a site: the one at hand, or a new one where that is due."""
+"""The plan of a site: a cached one, or a new one if a refresh is due."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .plan_cache import KeptPlan, PlanKey
 from .sequence import image_tokens
 from .sites import BoundSite
 
-BLOCK_INPUT = "block input"  # among the arguments of a module, what went into its block
+BLOCK_INPUT = "block input"  # key, among a module's arguments, of the input of its block
 
 
 class Planner:
-    """Makes plans for one site, which others may share."""
+    """Makes plans for one site; other sites may share them."""
 
     def __init__(self, config: Config, bound: BoundSite) -> None:
         self.config, self.bound, self.site = config, bound, bound.site
@@ -42,7 +42,7 @@ class Planner:
         suffix: int,
         visit: int,
     ) -> KeptPlan:
-        """For the image's tokens of a sequence, with others in front and behind."""
+        """The plan for the image tokens of a sequence; prefix and suffix count the tokens around them."""
         expected = tokens.shape[1] == task.tokens
         grid = task.grid if expected else self.grid(call.layout, tokens.shape[1])
 
@@ -60,7 +60,7 @@ class Planner:
                         depth=self.bound.depth,
                         destinations=destinations,
                     )
-                    cast = getattr(plan, "cast", None)  # of plans with matrices
+                    cast = getattr(plan, "cast", None)  # only plans with matrices have it
                     plan = plan if cast is None else cast(tokens.dtype)
                     return plan, plan.log_sizes().to(tokens.dtype) if self.config.weigh_keys else None
 
@@ -86,7 +86,7 @@ class Planner:
         )
 
     def _features(self, inputs: Call, tokens: Tensor, prefix: int, suffix: int) -> Tensor:
-        """What tokens are compared by: normalised ones, or what went into the block."""
+        """The features by which tokens are compared: normalised tokens, or the input of the block."""
         if self.method.from_block_input:
             return inputs[BLOCK_INPUT] if self.site.path else tokens
         if self.site.features is None:
@@ -96,11 +96,11 @@ class Planner:
         return image_tokens(features, prefix, suffix)
 
     def length(self, grid: tuple[int, ...], ratio: float) -> int:
-        """How many of the image's tokens a plan will keep."""
+        """The number of merged tokens that a plan will have."""
         return self.method.length(grid, ratio, self.settings)
 
     def first_frame(self, grid: tuple[int, ...], ratio: float) -> int:
-        """How many tokens of the first frame a plan will keep."""
+        """The number of merged tokens that a plan will have in the first frame."""
         sizes = self.settings.region_size
         if len(grid) == 1 or (isinstance(sizes, tuple) and sizes[0] > 1):
             raise ConfigError(
@@ -132,7 +132,7 @@ class Planner:
 
 @contextlib.contextmanager
 def _exact_products() -> Iterator[None]:
-    """Without TF32, also where it is switched on: near cosine 1, it can't tell neighbours apart."""
+    """Switch TF32 off, even if the user has it on: near cosine 1 it can't tell similar tokens apart."""
     asked = torch.get_float32_matmul_precision()
     if asked == "highest":
         yield

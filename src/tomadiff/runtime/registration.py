@@ -1,4 +1,4 @@
-"""Putting merging on the models of a pipeline, and taking it off again."""
+"""Attach tomadiff to the models of a pipeline, and detach it again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SESSION = "_tomadiff"  # the model's attribute that holds its Session
 
 
 def denoiser(target: Any) -> tuple[nn.Module, Any]:
-    """The model to session, and the pipeline it belongs to if that was given."""
+    """The model to work on, and its pipeline if the target is one."""
     if isinstance(target, nn.Module):
         return _uncompiled(target), None
     if hasattr(target, "prior_pipe") and hasattr(target, "decoder_pipe"):
@@ -28,7 +28,7 @@ def denoiser(target: Any) -> tuple[nn.Module, Any]:
             f"{type(target).__name__} draws with two pipelines, each with a model and steps of its own: "
             "give tomadiff its prior_pipe and its decoder_pipe, one by one"
         )
-    # Wan 2.2 may come without its model for the first steps
+    # transformer_2 alone: Wan 2.2 may be loaded without its model for the first steps
     for name in ("unet", "transformer", "prior", "decoder", "transformer_2"):
         model = getattr(target, name, None)
         if isinstance(model, nn.Module):
@@ -40,7 +40,7 @@ def denoiser(target: Any) -> tuple[nn.Module, Any]:
 
 
 def second(target: Any) -> str | None:
-    """The name of a second model: Wan 2.2 has one for the last steps, Ideogram 4 one for guidance."""
+    """The name of a pipeline's second model: Wan 2.2 has one for the last steps, Ideogram 4 for guidance."""
     if isinstance(target, nn.Module):
         return None
     names = ("transformer_2", "unconditional_transformer")
@@ -48,30 +48,30 @@ def second(target: Any) -> str | None:
 
 
 def denoisers(target: Any) -> list[tuple[nn.Module, Any]]:
-    """All models to session, each once."""
+    """All models to work on, each once."""
     first, name = denoiser(target), second(target)
     other = first[0] if name is None else _uncompiled(getattr(target, name))
     return [first] if other is first[0] else [first, (other, target)]
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
-    """What torch.compile returns holds the model."""
+    """The model inside what torch.compile returned."""
     return getattr(model, "_orig_mod", model)
 
 
 def session_of(model: nn.Module) -> Session | None:
-    """What is on a model."""
+    """The session that is attached to a model, if any."""
     return getattr(model, SESSION, None)
 
 
 def attach(session: Session) -> None:
-    """Put a session on its model, all of it or nothing."""
+    """Attach a session to its model, completely or not at all."""
     model = session.model
-    setattr(model, SESSION, session)  # first, so that whatever an interrupt leaves can be found and taken off
+    setattr(model, SESSION, session)  # first, so that `remove` finds it after an interrupt
     try:
         _add_hooks(session)
-        # Around all that is on the model: its hooks, a cache, offloading, what `model.compile()` made of it.
-        # Torch calls this attribute instead of the module; offloading replaces `forward`, but not this.
+        # The session goes around everything on the model: hooks, a cache, offloading, `model.compile()`.
+        # PyTorch calls this attribute instead of the module; offloading replaces `forward`, but not this.
         session.compiled = model._compiled_call_impl
         model._compiled_call_impl = session
     except BaseException:
@@ -80,7 +80,7 @@ def attach(session: Session) -> None:
 
 
 def detach(session: Session) -> None:
-    """Take a session off its model, or what there is of it, and leave nothing behind."""
+    """Detach a session from its model, even if it is only partly attached, and leave nothing behind."""
     model = session.model
     if model._compiled_call_impl is session:
         if session.compiled is None:
@@ -88,14 +88,14 @@ def detach(session: Session) -> None:
         else:
             model._compiled_call_impl = session.compiled
     _remove_hooks(session)
-    vars(model).pop(SESSION, None)  # last: until then, it can be found again
+    vars(model).pop(SESSION, None)  # last, so that `remove` finds it after an interrupt
 
 
 def _add_hooks(session: Session) -> None:
     for hook in session.sites:
         hook.register()
     session.watch_block_inputs()
-    # hooks hold on to the very modules they are on, so a copy has to be made without them
+    # hooks hold references to their modules, so a copy has to be made without them
     session.model.__deepcopy__ = functools.partial(_copy, session)
     session.model.compile = session.compile
 
@@ -112,7 +112,7 @@ def _remove_hooks(session: Session) -> None:
 
 @contextlib.contextmanager
 def attached(session: Session) -> Iterator[None]:
-    """With the hooks on for the length of a `with` block."""
+    """Attach a session for the length of a `with` block."""
     attach(session)
     try:
         yield
@@ -121,12 +121,12 @@ def attached(session: Session) -> Iterator[None]:
 
 
 def _copy(session: Session, memo: dict[int, Any]) -> nn.Module:
-    """`copy.deepcopy` of the model: the same settings on a model, and in a pipeline, of its own."""
+    """`copy.deepcopy` of the model: the copy gets its own session with the same settings."""
     with session.guard.alone():
         _remove_hooks(session)
         try:
-            # The session itself stays, or a thread that calls the model now would find it bare instead of
-            # waiting for us. Of the copy it is no part.
+            # The session itself stays attached, so that a thread that calls the model now waits for us
+            # instead of running it without tomadiff. It is not copied.
             memo[id(session)] = None
             twin = copy.deepcopy(session.model, memo)
             vars(twin).pop(SESSION)

@@ -1,4 +1,4 @@
-"""Which steps of a generation run, and with which ratio."""
+"""Which steps of a generation run, and at which ratio."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tomadiff.errors import ConfigError
 
 from .sampling import MULTISTEP, TWO_CALLS, Sampling
 
-WARM_UP = 2  # steps that always run first: a forecast needs two
-# interval="auto": with at least so many steps, this interval
+WARM_UP = 2  # number of first steps that always run: a forecast needs two outputs
+# for interval="auto": (least number of steps, interval)
 FIRST_ORDER_INTERVALS = ((8, 2), (40, 3))
-MULTISTEP_INTERVALS = ((20, 2), (40, 3))  # such a solver extrapolates by itself, so forecasts gain less
+MULTISTEP_INTERVALS = ((20, 2), (40, 3))  # multistep solvers extrapolate themselves, so forecasts gain less
 
 
 @dataclass(frozen=True)
 class RatioSchedule:
     """The ratio of every site in every step."""
 
-    # the first step of each range of steps, from 0 on, and its ratio
+    # for each range of steps: its first step, and its ratio; the first range starts at 0
     ranges: tuple[tuple[int, Ratio], ...] = ((0, 0.0),)
 
     def range(self, step: int) -> int:
@@ -29,7 +29,7 @@ class RatioSchedule:
         return sum(start <= step for start, _ in self.ranges) - 1
 
     def at(self, step: int, kind: str, level: int) -> float:
-        """At one step, for sites of a kind at a level of the model."""
+        """The ratio at one step, for sites of this kind at this level of the model."""
         ratio = self.ranges[self.range(step)][1]
         return ratio.get(kind, ratio.get(level, 0.0)) if isinstance(ratio, Mapping) else ratio
 
@@ -44,7 +44,7 @@ class Schedule:
 
     steps: int | None = None  # how many there are, if known
     interval: int = 1
-    listed: frozenset[int] | None = None  # the steps that run, where they were listed
+    listed: frozenset[int] | None = None  # the steps that run, if the user listed them
     merges: bool = True  # tokens are merged in the steps that run
     ratios: RatioSchedule = RatioSchedule()
     why: str = ""  # the reason for this interval
@@ -62,9 +62,9 @@ class Schedule:
 
 
 def make_schedule(config: Config, steps: int | None, sampling: Sampling, obstacle: str | None) -> Schedule:
-    """For a generation of so many steps, or of nobody knows how many.
+    """The schedule of a generation with this many steps; None if their number is unknown.
 
-    obstacle: why nothing may be skipped in it, whatever the settings say.
+    obstacle: why no step may be skipped, whatever the settings say.
     """
     interval, why = _interval(config, steps, sampling, obstacle)
     listed = None
@@ -104,7 +104,7 @@ def _interval(
 
 
 def _start(value: int | float, steps: int | None) -> int:
-    """The first step of a range, also from a share of all."""
+    """The first step of a range, given as a step or as a share of all steps."""
     if not isinstance(value, float) or value == 0:
         return int(value)
     if steps is None:

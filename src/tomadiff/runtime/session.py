@@ -1,4 +1,4 @@
-"""tomadiff on one model: what happens around each call of it."""
+"""tomadiff on one model: what happens around each of the model's calls."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from .sites import find
 from .timing import Times
 
 ZERO = torch.zeros(())
-# names that models give to arguments that tell the time
+# usual names of arguments with a timestep
 TIMES = ("timestep", "timesteps", "t", "r", "timestep_r", "sigma", "sigmas")
 
 
 class Session:
-    """A model's settings, its sites and the generation under way. `registration` puts it on the model.
+    """A model's settings, its sites and the current generation. `registration` attaches it to the model.
 
-    It is called in the model's place: a step that doesn't run costs nothing of what is on the model.
+    It is called in place of the model, so a step that doesn't run skips everything that is on the model.
     """
 
     def __init__(self, model: nn.Module, family: Family | None, config: Config, pipeline: Any = None) -> None:
@@ -58,19 +58,19 @@ class Session:
         if config.merges:
             self._find_sites()
         self.surroundings = Surroundings(model, self.sites)
-        self.made_for: str | None = None  # the class of models that its settings file is about, if not this
+        self.made_for: str | None = None  # model class of the settings file, if it differs from this model's
         self.guard = CallGuard()
         self.generation: Generation | None = None
-        self.call: ModelCall | None = None  # the one that runs now
-        self.keeps_plans = False  # after the last step, for whoever looks at them
+        self.call: ModelCall | None = None  # the call that is running
+        self.keeps_plans = False  # keep plans after the last step, for tools that read them
         self.answers: dict[autotune.Situation, autotune.Answer] = {}  # what auto found
-        self.watched: list[tuple[nn.Module, Callable[..., None]]] = []  # blocks, with what sees their input
+        self.watched: list[tuple[nn.Module, Callable[..., None]]] = []  # blocks, and pre-hooks on them
         self.counts, self.times = Counts(), Times()  # for the report
 
-    # a compiler that follows a call of the model must not follow what happens around it
+    # a compiler that traces a call of the model must not trace what happens around it
     @torch.compiler.disable(recursive=False)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """In the place of the model: run it, or forecast what it would give."""
+        """Called in place of the model: run it, or forecast its output."""
         self._enter()
         try:
             turn = self._begin(args, kwargs)
@@ -87,7 +87,7 @@ class Session:
 
     @torch.compiler.disable(recursive=False)
     def run(self, call: ModelCall, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run the model, with its sites doing what a call says; it is no step of a generation by itself."""
+        """Run the model with its sites doing what `call` says. This does not count as a step."""
         outer, self.call = self.call, call
         start = time.perf_counter()
         try:
@@ -103,17 +103,17 @@ class Session:
         return output
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As `model.compile`, which is about what is inside of this."""
+        """Replaces `model.compile`: compiles the model inside this session."""
         self.compiled = torch.compile(self.model._call_impl, *args, **kwargs)
 
     @property
     def plans(self) -> PlanCache:
-        """Those of the generation under way, if there is one."""
+        """The plans of the current generation; empty without one."""
         return self.generation.plans if self.generation else PlanCache(self.config.refresh_schedule())
 
     @property
     def ratios(self) -> RatioSchedule:
-        """That of the generation under way; without one, nothing is merged."""
+        """The ratios of the current generation; without one, nothing is merged."""
         return self.generation.schedule.ratios if self.generation else RatioSchedule()
 
     def require_call(self, site: SiteHook) -> ModelCall:
@@ -133,7 +133,7 @@ class Session:
 
     @torch.compiler.disable
     def _begin(self, args: tuple, kwargs: dict[str, Any]) -> Turn:
-        """See where in a generation this call is, and forecast its output or make the sites ready."""
+        """Find out which step this call belongs to, and forecast its output or prepare the sites."""
         arguments = dict(zip(self.parameters, args)) | kwargs
         generation, clock = self._take_a_step(arguments), self.clock
         history = generation.history(clock.call, self._conditions(arguments))
@@ -144,7 +144,7 @@ class Session:
 
     @torch.compiler.disable
     def _end(self, turn: Turn, output: Any) -> None:
-        """Learn from the output, and count."""
+        """Add the output to the history, and update the counts."""
         call = turn.call
         if call is not None:
             if turn.history is not None:
@@ -164,23 +164,23 @@ class Session:
 
     @torch.compiler.disable
     def _broke_off(self) -> None:
-        """An exception ended the call on the way: nobody goes on from here."""
+        """Reset after an exception, since the generation can't continue from here."""
         self.guard.leave()
         self.forget()
 
     def watch_block_inputs(self) -> None:
-        """Where modules in a block need what went into it; sites that are blocks see that themselves."""
+        """Record the input of blocks whose modules plan from it; sites that are blocks see it themselves."""
         modules = [hook for hook in self.sites if hook.site.path]
         inside = {hook.bound.block: hook for hook in modules if hook.planner.method.from_block_input}
         blocks = self.family.blocks if self.family else ()
         wholes = {part.name: part.whole or Site("block") for part in blocks}
         for block, hook in inside.items():
             keep = functools.partial(hook.before_block, wholes[type(block).__name__], parameter_names(block))
-            self.watched.append((block, keep))  # before it is on, so that an interrupt loses none
+            self.watched.append((block, keep))  # before it is registered, so that an interrupt loses none
             block.register_forward_pre_hook(keep, with_kwargs=True)
 
     def forget(self) -> None:
-        """Let go of all tensors; whatever comes next is a new generation."""
+        """Drop all tensors; the next call starts a new generation."""
         self.clock.forget()
         self.call = None
         if self.generation is not None:
@@ -188,18 +188,18 @@ class Session:
         self.generation = None
 
     def held(self) -> int:
-        """Bytes of the plans and forecasts that are kept from step to step."""
+        """Bytes of the plans and outputs that are kept from step to step."""
         tensors = [] if self.generation is None else self.generation.held()
         storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
         return sum(storages.values())
 
     def _find_sites(self) -> None:
         try:
-            family = self.family or family_of(self.model)  # which says why there is none
+            family = self.family or family_of(self.model)  # raises an error that says why there is none
             found = find(self.model, family, self.config)
             self.sites = [SiteHook(self, bound, index) for index, bound in enumerate(found)]
         except (ConfigError, UnsupportedModelError) as error:
-            # merging was asked for, or is all that can be done for a model without its scheduler
+            # raise if merging was requested, or if nothing else is possible: a bare model can't be forecast
             if self.config.ratio is not None or self.clock.pipeline is None:
                 raise
             self.unmerged = str(error)
@@ -207,7 +207,7 @@ class Session:
             join_spans(self.sites)
 
     def _take_a_step(self, arguments: Call) -> Generation:
-        """Or make one more call of the same step, or begin a generation: the clock tells."""
+        """Advance the clock, which tells whether this is a new generation, a new step or a further call."""
         number = self.clock.generation
         self.clock.tick(arguments.get(self.time or ""), arguments.get(self.parameters[0]))
         if self.clock.generation != number or self.generation is None:
@@ -242,12 +242,12 @@ class Session:
         return f"{recorder} records attention in every step" if recorder else None
 
     def _conditions(self, arguments: Call) -> Call:
-        """All that a call depends on but the noisy images and the time."""
+        """All arguments of a call except the noisy image and the timestep."""
         changing = (self.parameters[0], self.time, *TIMES)
         return {name: value for name, value in arguments.items() if name not in changing}
 
     def _warn_of_what_is_not_done(self, generation: Generation) -> None:
-        """Where settings come to nothing in the generation that begins."""
+        """Warn if settings have no effect in the generation that begins."""
         schedule, config = generation.schedule, self.config
         if config.interval == "auto" and schedule.merges and self.unmerged:
             warn(f"nothing is done here: {schedule.why}, and tokens can't be merged: {self.unmerged}")
@@ -276,7 +276,7 @@ class Session:
             try:
                 layout, tasks = self._layout_and_tasks(family, arguments, generation)
             except ConfigError as error:
-                if self.config.ratio is not None:  # merging was asked for
+                if self.config.ratio is not None:  # merging was requested
                     raise
                 why = generation.schedule.why
                 warn(f"nothing is done here: {why}, and tokens can't be merged: {error}")
@@ -293,7 +293,7 @@ class Session:
     def _layout_and_tasks(
         self, family: Family, arguments: Call, generation: Generation
     ) -> tuple[Layout, Sequence[SiteTask]]:
-        """Of a call that merges, unless something is in the way; made once for calls that are alike."""
+        """The layout and tasks of a call that merges, cached for similar calls; raises on conflicts."""
         if torch.is_grad_enabled():
             check_checkpointing(self.model)
         version = self.surroundings.version
@@ -311,7 +311,7 @@ class Session:
     def merging_tasks(
         self, layout: Layout, cut: bool, off: frozenset[autotune.Group] = frozenset()
     ) -> Sequence[SiteTask]:
-        """Of all sites at this step; those of some groups may be off."""
+        """The tasks of all sites at this step; sites of the groups in `off` stay dense."""
         ratios, tasks = self.ratios, []
         for hook in self.sites:
             group = autotune.group_of(hook)
@@ -322,7 +322,7 @@ class Session:
         return tasks
 
     def _cut(self, family: Family, arguments: Call) -> bool:
-        """Whether every block is a span of its own: what acts between blocks must find all tokens."""
+        """Whether every block is a span of its own, because something between blocks needs all tokens."""
         return (
             family.skips
             or any(arguments.get(name) is not None for name in family.between_blocks)
@@ -331,7 +331,7 @@ class Session:
 
 
 class Turn(NamedTuple):
-    """One call of the model, as it begins: the outputs before it, and the call that runs or the forecast."""
+    """One call of the model as it begins: earlier outputs, and either the call to run or the forecast."""
 
     history: History | None
     call: ModelCall | None = None
@@ -339,13 +339,13 @@ class Turn(NamedTuple):
 
 
 class Counts:
-    """Steps and calls of the model, run and forecast."""
+    """Numbers of steps and calls of the model, run and forecast."""
 
     def __init__(self) -> None:
         self.calls = {"run": 0, "forecast": 0}
         self.steps = {"run": 0, "forecast": 0}
         self.generations = 0
-        self.refreshes = {"destinations": 0, "weights": 0}  # plans made, whole and with new weights only
+        self.refreshes = {"destinations": 0, "weights": 0}  # whole plans made, and refreshes of weights
         self.why = ""  # the reason for the steps that the last generation ran
 
     def add(self, clock: Clock, skipped: bool) -> None:
@@ -360,5 +360,5 @@ def warn(message: str) -> None:
 
 
 def _compiled_frame(x: Tensor) -> Tensor:
-    """A compiled model insists on finding something to compile in every call, also in one that is skipped."""
+    """Gives a compiled model something to compile in a skipped call, which torch.compile insists on."""
     return x + 1

@@ -14,33 +14,33 @@ from tomadiff.models import Block, Family, Site
 
 @dataclass(frozen=True)
 class BoundSite:
-    """A site of one model, with its module."""
+    """A site, bound to a module of one model."""
 
     site: Site
     module: nn.Module
     name: str
-    block: nn.Module  # that it is in, or is
+    block: nn.Module  # the block that contains the module, or is it
     block_name: str
     level: int
-    depth: float  # how far through the model it is, from 0 to 1
+    depth: float  # position of the block in the model, from 0 to 1
 
     @property
     def list_name(self) -> str:
-        """The list of blocks that it is in, which run one after the other."""
+        """The name of the module list that it is in; blocks of a list run one after the other."""
         parts = self.name.split(".")
         number = max((i for i, part in enumerate(parts) if part.isdigit()), default=len(parts))
         return ".".join(parts[:number])
 
 
 def find(model: nn.Module, family: Family, config: Config) -> list[BoundSite]:
-    """Every site, in the order they run; an error where configuration and model don't fit."""
+    """All sites in the order of execution; raises if configuration and model don't fit together."""
     everything = _blocks(model, family)
     blocks = _without_ends(everything, config.dense_blocks or 0, config.dense_last_blocks)
     bound = []
     for number, name, module, block in blocks:
         level = family.level(model, name)
         for site in _sites(block, config):
-            # an optional part, like the second attention of some blocks, is None where it is missing
+            # an optional submodule, such as a second attention, is None in blocks without it
             part = getattr(module, site.path) if site.path else module
             if part is not None:
                 if getattr(module, "only_cross_attention", False) and (config.weigh_keys or site.keys_only):
@@ -63,7 +63,7 @@ def find(model: nn.Module, family: Family, config: Config) -> list[BoundSite]:
 
 
 def _blocks(model: nn.Module, family: Family) -> list[tuple[str, nn.Module, Block]]:
-    """All blocks, as they run."""
+    """All blocks in the order of execution."""
     declared = {block.name: block for block in family.blocks}
     blocks = [
         (name, module, declared[type(module).__name__])
@@ -80,9 +80,9 @@ def _blocks(model: nn.Module, family: Family) -> list[tuple[str, nn.Module, Bloc
 def _without_ends(
     blocks: list[tuple[str, nn.Module, Block]], first: int, last: int
 ) -> list[tuple[int, str, nn.Module, Block]]:
-    """Numbered, without the first and the last so many of each class.
+    """Numbered blocks, without the first and the last few of each class.
 
-    One dense block is for the others' sake: the only one of a class is not left out.
+    With first=1, the only block of a class is not left out: a dense first block only helps later ones.
     """
     of_class: dict[str, list[int]] = {}
     for number, (_, _, block) in enumerate(blocks):
@@ -111,7 +111,7 @@ def _check(bound: list[BoundSite], family: Family, config: Config) -> None:
             + "; give one of these"
         )
     sizes = config.region_size
-    tiles = config.regions == "tile"  # else, only the product of sizes counts
+    tiles = config.regions == "tile"  # otherwise only the product of sizes counts
     if tiles and isinstance(sizes, tuple) and family.axes and len(sizes) not in family.axes:
         raise ConfigError(
             f"region_size={sizes} has {len(sizes)} sizes, and tokens of {family.name} are on grids of "

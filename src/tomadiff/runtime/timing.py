@@ -1,4 +1,4 @@
-"""Where a model's time goes: into plans, merging, unmerging, and all of it."""
+"""How much time a model's calls take, and how much of it planning, merging and unmerging."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Times:
 
     def __init__(self) -> None:
         self.seconds = {"plan": 0.0, "merge": 0.0, "unmerge": 0.0, "model": 0.0}
-        self.phase: str | None = None  # which of these is under way; None for the model itself
-        self.synchronise = False  # wait for the device around each phase: slow, but then times are known
-        self.known = True  # False once it ran on a device whose clock is not ours
+        self.phase: str | None = None  # the current phase; None for the model itself
+        self.synchronise = False  # wait for the device around each phase: slow, but exact
+        self.known = True  # False once a phase ran on an asynchronous device
 
     def spent(self, on: str, device: torch.device) -> AbstractContextManager[None]:
-        """Add the time of a `with` block. Only the CPU works while we look; others run behind our back."""
+        """Add the time of a `with` block. Exact on a CPU only, since other devices run asynchronously."""
         return _Phase(self, on, device)
 
     def overhead(self, on: str, device: torch.device) -> AbstractContextManager[None]:
-        """The same for our own work, which autocast must not change the precision of."""
+        """The same for our own work, whose precision autocast must not change."""
         if torch.is_autocast_enabled(device.type):
             return self._without_autocast(on, device)
         return _Phase(self, on, device)
@@ -38,7 +38,7 @@ class Times:
 
 
 class _Phase(AbstractContextManager[None]):
-    """A class, and not a generator, since it is entered many times in each call of a model."""
+    """A class instead of a generator, for speed: it is entered many times in each call of a model."""
 
     def __init__(self, times: Times, on: str, device: torch.device) -> None:
         self._times, self._on, self._device = times, on, device

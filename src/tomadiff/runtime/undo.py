@@ -1,4 +1,4 @@
-"""What an interrupt leaves half done on a module can be undone, however often that is interrupted itself."""
+"""Undo an interrupted change of a module's hooks; undoing can itself be interrupted and repeated."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
-# what a hook of ours, and diffusers' registry of hooks, set on a module
+# attributes that our hook and diffusers' hook registry set on a module
 ATTRIBUTES = ("forward", "compile", "_compiled_call_impl", "_diffusers_hook")
 
 
 class Snapshot:
-    """A module's hooks as they were before they changed."""
+    """The state of a module's hooks before a change."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -37,7 +37,7 @@ class Snapshot:
 
 
 def drop_pre_hook(module: nn.Module, hook: Callable[..., Any]) -> None:
-    """As its handle would; but an interrupt may have come before there was one."""
+    """Remove a pre-hook without its handle, which an interrupt may have lost."""
     for number, other in [*module._forward_pre_hooks.items()]:
         if other == hook:
             module._forward_pre_hooks_with_kwargs.pop(number, None)
