@@ -223,6 +223,8 @@ def test_tomesd_finds_a_unets_sample(name: str) -> None:
 class KeywordPipeline:
     """Calls its UNet by keyword alone."""
 
+    _execution_device = torch.device("cpu")
+
     def __init__(self, unet: nn.Module) -> None:
         self.unet, self.components = unet, {"unet": unet}
 

@@ -18,7 +18,7 @@ import torch
 from evaluations import CONTENDERS, JOB, PROMPTS, SMALL, fill, lines_of, rows_of, same_pictures
 from PIL import Image
 
-from tomadiff import config
+from tomadiff.methods import METHODS
 from tomadiff.models import FAMILIES
 from tomadiff.tools.cli import main
 from tomadiff.tools.demo.data import load_emoji
@@ -557,7 +557,7 @@ def test_another_default_does_not_get_mixed_in(
 ) -> None:
     """The method is called the same, but it is not."""
     assert evaluate(tmp_path, "--metrics", "psnr") == 0
-    monkeypatch.setitem(config.TOMA, "region_size", 4)
+    monkeypatch.setitem(METHODS["toma"].defaults, "region_size", 4)
     assert evaluate(tmp_path, "--metrics", "psnr", "--resume") == 2
     assert (
         "tomadiff at 0.5, tomadiff, region_size was 8, is 4; take another folder" in capsys.readouterr().err
