@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from kernel_process import assert_kernel_tests_pass
 
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device here", allow_module_level=True)
@@ -27,12 +23,4 @@ def test_the_self_test_finds_nothing_wrong(check: Check) -> None:
 
 
 def test_kernels_equal_core_on_the_device() -> None:
-    """All that is tried in the interpreter elsewhere. In a process of its own, as there."""
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "interpreted_kernels.py"],
-        cwd=Path(__file__).parents[1],
-        env=os.environ | {"TOMADIFF_TEST_DEVICE": "cuda"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    assert_kernel_tests_pass(TOMADIFF_TEST_DEVICE="cuda")

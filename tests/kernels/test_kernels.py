@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kernel_process import assert_kernel_tests_pass
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tomadiff import kernels
@@ -28,15 +25,7 @@ from tomadiff.kernels.launch import run as run_launch
 
 
 def test_kernels_equal_core_in_the_interpreter() -> None:
-    """In a process of its own: Triton looks at TRITON_INTERPRET when it is imported."""
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "interpreted_kernels.py"],
-        cwd=Path(__file__).parents[1],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    assert_kernel_tests_pass(TRITON_INTERPRET="1")
 
 
 def assert_fits(made: Compiled, capability: int) -> None:
