@@ -60,16 +60,17 @@ class Config:
         consecutive blocks, or only the keys and values of self-attention ("kv").
     modules (all): which of self-attention, cross-attention and MLP, for where="module".
     scale (1000): sharpness of the assignment; at 1000 nearly all of a token goes to its nearest destination.
-    unmerge ("transpose"): copy from the destination that a token went to; or predict from all merged tokens
-        of the region by Gaussian-process "regression", which is closer and pays with plans made in every
-        step; or the exact pseudo-inverse "pinv", which pays at small scales.
-    refresh_destinations (6), refresh_weights (6): steps between choosing destinations, and weights, anew.
+    unmerge ("regression"): predict a token's change from all merged tokens of its region, by Gaussian-process
+        regression; or copy it from the destination that the token went to ("transpose", the default with
+        regions or assignment "global"); or use the exact pseudo-inverse "pinv", which pays at small scales.
+    refresh_destinations (6), refresh_weights (1): steps between choosing destinations, and weights, anew.
     share ("block"): one plan for each block (or module, or span), or one for all sites of a "kind" and
         resolution.
     weigh_keys: let a merged key count as often as the tokens it stands for.
     dense_blocks (1), dense_last_blocks (0): leave the first, the last so many blocks of each kind dense; the
         first of a kind only where there are others.
-    shift: use a layout that is shifted by half a region (half a cell) in every other step that runs.
+    shift (True): use a layout that is shifted by half a region (half a cell) in every other step that runs;
+        not by default with regions or assignment "global", or where="kv".
     """
 
     interval: Interval | None = None
@@ -88,7 +89,7 @@ class Config:
     weigh_keys: bool = False
     dense_blocks: int | None = None
     dense_last_blocks: int = 0
-    shift: bool = False
+    shift: bool | None = None
     auto: bool = False
 
     def __post_init__(self) -> None:
@@ -166,7 +167,10 @@ class Config:
         """The method's own; what it depends on comes before it in MERGING, and is settled."""
         if name == "modules" and self.where != "module":
             return MODULES  # a block or a span has all of them
-        return METHODS[self.method].defaults.get(name)
+        method = METHODS[self.method]
+        beyond_regions = "global" in (self.regions, self.assign) or self.where == "kv"
+        own = {**method.defaults, **(method.defaults_beyond_regions if beyond_regions else {})}
+        return own.get(name)
 
     def _check_choices(self, names: Iterable[str]) -> None:
         for name in names:
@@ -306,6 +310,10 @@ class Config:
         """For how many steps plans are kept."""
         return RefreshSchedule(self.refresh_destinations or 1, self.refresh_weights or 1)
 
+    def steps_per_plan(self) -> float:
+        """How many steps use the same weights, on average; two layouts that alternate halve it."""
+        return max(1.0, self.refresh_schedule().weights / (1 + bool(self.shift)))
+
     def plan_settings(self) -> PlanSettings:
         """What plans depend on; a method that has no such setting doesn't read it."""
         given = {each.name: getattr(self, each.name) for each in fields(PlanSettings)}
@@ -316,7 +324,10 @@ class Config:
 
     def asked(self) -> dict[str, Any]:
         """Interval and ratio, and what else is not the method's own: enough to make the same again."""
-        own = Config(method=self.method).to_dict() | {"method": "toma", "interval": None, "ratio": None}
+        decisive = {name: getattr(self, name) for name in ("regions", "assign", "where")}  # for defaults
+        own = Config(method=self.method, **decisive).to_dict()
+        own |= {name: getattr(Config(method=self.method), name) for name in decisive}
+        own |= {"method": "toma", "interval": None, "ratio": None}
         asked = {name: value for name, value in self.to_dict().items() if value != own[name]}
         if asked["interval"] == 1 and "ratio" in asked:  # a ratio alone says so
             del asked["interval"]
@@ -340,12 +351,13 @@ class MergingSettings(TypedDict, total=False):
     weigh_keys: bool
     dense_blocks: int | None
     dense_last_blocks: int
-    shift: bool
+    shift: bool | None
     auto: bool
 
 
 # The paper's variants. How long plans are kept differs by family, see `make`.
 AS_PUBLISHED: dict[str, Any] = {"share": "kind", "dense_blocks": 0, "interval": 1}
+AS_PUBLISHED |= {"unmerge": "transpose", "shift": False}
 PRESETS: dict[str, dict[str, Any]] = {
     "toma": {"regions": "tile", "assign": "global", "where": "module", **AS_PUBLISHED},
     "toma_once": {"regions": "tile", "assign": "global", "where": "block", **AS_PUBLISHED},

@@ -50,5 +50,6 @@ METHOD = Method(
     plan=plan,
     length=toma.length,
     defaults=toma.METHOD.defaults,
+    defaults_beyond_regions=toma.METHOD.defaults_beyond_regions,
     keeps_destinations=True,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -65,6 +65,8 @@ class Method:
     plan: PlanFunction
     length: Callable[[Grid, float, PlanSettings], int]  # how many tokens plans keep, by grid and ratio
     defaults: Mapping[str, Any]
+    # what replaces them if tokens are merged beyond regions (globally), or only keys and values are
+    defaults_beyond_regions: Mapping[str, Any] = field(default_factory=dict)
     requires: tuple[Requirement, ...] = ()
     check_ratio: Callable[[float], None] = any_ratio  # raises a ConfigError for those that can't be had
     from_block_input: bool = False  # plan once for each block, from its input, and not for each module

@@ -96,10 +96,14 @@ METHOD = Method(
         "where": "span",
         "modules": MODULES,
         "scale": 1000.0,
-        "unmerge": "transpose",
+        "unmerge": "regression",
         "refresh_destinations": 6,
-        "refresh_weights": 6,
+        "refresh_weights": 1,
         "share": "block",
         "dense_blocks": 1,
+        "shift": True,
     },
+    # Regression solves a system as large as a region keeps tokens: too large for a region as large as the
+    # image. And keys and values are never unmerged.
+    defaults_beyond_regions={"unmerge": "transpose", "refresh_weights": 6, "shift": False},
 )

@@ -144,6 +144,7 @@ DEFAULTS: dict[str, Any] = {
     "refresh_weights": 1,
     "share": "block",
     "dense_blocks": 0,
+    "shift": False,
 }
 METHOD = Method(
     name="tome",

@@ -243,7 +243,7 @@ def measure(
         trials.times.synchronise = True  # to time the planning
         trials.merged(watch)
         trials.times.synchronise = False
-        planning = {group: watch.plan[group] / _keeps_plans_for(session) for group in groups}
+        planning = {group: watch.plan[group] / session.config.steps_per_plan() for group in groups}
         rounds: list[tuple[dict[Group, float], dict[Group, float]]] = []
         calls: list[float] = []
         start = time.perf_counter()
@@ -271,11 +271,6 @@ def _groups(session: Session) -> Counter[Group]:
     """The groups that may merge, with their numbers of sites."""
     ratios = session.ratios
     return Counter(group_of(hook) for hook in session.sites if ratios.ever(*group_of(hook)))
-
-
-def _keeps_plans_for(session: Session) -> float:
-    """Number of steps per plan; if two layouts of regions alternate, twice as many plans are made."""
-    return session.config.refresh_schedule().weights / (1 + session.config.shift)
 
 
 class _Trials:

@@ -55,9 +55,8 @@ class Contender:
         return {"method": self.method, "ratio": self.ratio}
 
     @property
-    def keeps_plans_for(self) -> float:
-        """Number of steps per plan; if two layouts of regions alternate, twice as many plans are made."""
-        return (self.config.refresh_weights or 1) / (1 + self.config.shift) if self.config else 1.0
+    def steps_per_plan(self) -> float:
+        return self.config.steps_per_plan() if self.config else 1.0
 
 
 def contender(model: nn.Module, pipeline: Any, method: str, ratio: float) -> Contender:

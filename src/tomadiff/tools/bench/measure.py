@@ -123,7 +123,7 @@ def _warm_up(call: Call, contender: Contender, device: torch.device, whole: bool
         call(1)
         times.synchronise = False
         spent: dict[str, float | None] = {part: times.seconds[part] - before[part] for part in PARTS}
-        if contender.keeps_plans_for > 1:
+        if contender.steps_per_plan > 1:
             call(2)  # if two layouts of regions alternate, this makes the other one's plan
             plans.schedule = RefreshSchedule(10**9, 10**9)  # timed calls reuse these plans
         return spent
@@ -158,7 +158,7 @@ def _timed(
     if patch and patch.times.known:
         known = {part: patch.times.seconds[part] - before[part] for part in PARTS}
         spent = {**known}
-        if not whole and contender.keeps_plans_for > 1:
+        if not whole and contender.steps_per_plan > 1:
             seconds -= known["plan"]
     return Run(
         size=size,

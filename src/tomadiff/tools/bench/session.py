@@ -181,7 +181,7 @@ def time_all(
     """Time contenders at one size, each with its own call, for all remaining rounds."""
     whole = args.steps is not None
     record.settings |= {entry.label: entry.settings for entry in entries}
-    record.keep_steps |= {entry.method: 1 if whole else entry.keeps_plans_for for entry in entries}
+    record.keep_steps |= {entry.method: 1 if whole else entry.steps_per_plan for entry in entries}
     done = finished_rounds(record.runs, size, todo)
     numbers = [number for number in range(args.repeats) if number not in done]
     record.runs = [run for run in record.runs if run.size != size or run.round in done]
