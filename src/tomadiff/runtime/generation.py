@@ -75,7 +75,7 @@ class Generation:
     @property
     def shifted(self) -> bool:
         """Whether regions are shifted in this step; they are in every other step that runs."""
-        return self._config.shift and self._steps_run % 2 == 0
+        return bool(self._config.shift) and self._steps_run % 2 == 0
 
     def let_go_after_last(self, step: int, call: int) -> None:
         """Drop all tensors after the last call of the last step, since decoding needs the memory.
