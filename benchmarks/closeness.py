@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tomadiff.tools.demo.data import PROMPTS
 from tomadiff.tools.demo.embedded import EMBEDDED, load_embedded
+from tomadiff.tools.demo.prompts import PROMPTS
 from tomadiff.tools.denoiser_flops import counted
 from tomadiff.tools.drawing import markdown
 from tomadiff.tools.method_spec import calibrate, label, steps_of, switched_on

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from emoji import load_emoji
 from torch import Tensor
 
 from tomadiff.methods import PlanSettings, toma
 from tomadiff.runtime.machine import processor
-from tomadiff.tools.demo.data import load_emoji
 from tomadiff.tools.drawing import markdown
 
 SHAPES = ((1, 8, 8), (2, 4, 8), (4, 4, 4), (2, 8, 8), (4, 8, 8), (1, 16, 16))

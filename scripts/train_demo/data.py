@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
-from train_demo.prompts import COLOURS, PLACEMENTS, THINGS, Scene
+
+from tomadiff.tools.demo.prompts import COLOURS, PLACEMENTS, THINGS, Scene
 
 PICTURES = "@lobehub/fluent-emoji-3d@1.1.0"
 NAMES = "emoji-datasource-google@16.0.0"

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from train_demo.pipelines import EmojiFluxPipeline, load_pipeline
 from train_demo.train import WHOLE, Trainer, add_training_arguments, random_window, run
+
+from tomadiff.tools.demo.pipelines import EmojiFluxPipeline, load_pipeline
 
 
 class Distiller(Trainer):

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torch import Tensor
 from train_demo.data import Composer
-from train_demo.pipelines import SIZE, EmojiPipeline, load_pipeline
-from train_demo.prompts import PLACEMENTS, SCENES, THINGS, Scene
+
+from tomadiff.tools.demo.pipelines import SIZE, EmojiPipeline, load_pipeline
+from tomadiff.tools.demo.prompts import PLACEMENTS, SCENES, THINGS, Scene
 
 
 def choose(wanted: Callable[[Scene], bool]) -> list[Scene]:

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from train_demo.codec import PatchCodec
 from train_demo.data import Composer
 from train_demo.optimizer import Muon
-from train_demo.pipelines import PIPELINES, TRAIN_TIMESTEPS, WHOLE, EmojiPipeline, Window
-from train_demo.prompts import COLOURS, SCENES, Scene
 from train_demo.words import start_from_summaries
+
+from tomadiff.tools.demo.codec import PatchCodec
+from tomadiff.tools.demo.pipelines import PIPELINES, TRAIN_TIMESTEPS, WHOLE, EmojiPipeline, Window
+from tomadiff.tools.demo.prompts import COLOURS, SCENES, Scene
 
 WARMUP = 100  # steps
 EMA_DECAY = 0.998

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from train_demo.data import Composer
-from train_demo.pipelines import POSITION_CHANNELS, positions
-from train_demo.prompts import THINGS
-from train_demo.text import WordEncoder
+
+from tomadiff.tools.demo.pipelines import POSITION_CHANNELS, positions
+from tomadiff.tools.demo.prompts import THINGS
+from tomadiff.tools.demo.text import WordEncoder
 
 
 def summaries(composer: Composer, cells: int, components: int) -> Tensor:

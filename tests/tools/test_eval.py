@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from emoji import load_emoji
 from evaluations import CONTENDERS, JOB, PROMPTS, SMALL, fill, lines_of, rows_of, same_pictures
 from PIL import Image
 
 from tomadiff.methods import METHODS
 from tomadiff.models import FAMILIES
 from tomadiff.tools.cli import main
-from tomadiff.tools.demo.data import load_emoji
 from tomadiff.tools.evaluate.curves import curves
 from tomadiff.tools.evaluate.engines import local
 from tomadiff.tools.evaluate.features import Inception

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tomadiff.tools.demo.data import PROMPTS
+from tomadiff.tools.demo.prompts import PROMPTS
 from tomadiff.tools.evaluate.prompts import article, load_prompts
 
 

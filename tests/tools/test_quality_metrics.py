@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from emoji import load_emoji
 from PIL import Image
 from torch import Tensor
 from transformers import (
@@ -33,7 +34,6 @@ from transformers import (
     ViTModel,
 )
 
-from tomadiff.tools.demo.data import load_emoji
 from tomadiff.tools.evaluate import weights
 from tomadiff.tools.evaluate.features import Clip, Dino, Inception, Lpips
 from tomadiff.tools.evaluate.metrics import Statistics, fid, psnr, ssim

@@ -143,3 +143,9 @@ def usual_size(pipe: DiffusionPipeline) -> tuple[int, int] | None:
         side = getattr(pipe, "default_sample_size", None) or denoiser(pipe)[0].config.get("sample_size", 0)
         side *= getattr(pipe, "vae_scale_factor", 0)
     return (side, side) if side else None
+
+
+def usual_steps(pipe: DiffusionPipeline) -> int:
+    """The number of steps that a pipeline takes by default."""
+    steps = inspect.signature(pipe.__call__).parameters["num_inference_steps"].default
+    return pipe.config.default_steps if steps is None else steps  # None: an embedded one

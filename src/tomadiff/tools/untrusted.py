@@ -16,11 +16,12 @@ from diffusers import DiffusionPipeline, ModelMixin
 
 from tomadiff.runtime.files import parse_json
 
-from .demo import text
+from .demo import codec, text
 from .demo.pipelines import PIPELINES
 
 ALLOW = "if you trust whoever made it, add --trust-remote-code"
 EMBEDDED_CLASSES = {kind.__name__: kind for kind in PIPELINES.values()}
+OWN_LIBRARIES = {module.__name__: module for module in (codec, text)}
 INDEX = "model_index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # config keys that make transformers run code from a repository
@@ -112,7 +113,7 @@ def _components(index: dict[str, Any], where: Any) -> Iterator[tuple[str, type]]
 
 
 def _library(name: str, where: Any) -> ModuleType:
-    """A module that classes may come from: diffusers, transformers, diffusers.pipelines.*, our own text."""
+    """A module that classes may come from: diffusers, transformers, diffusers.pipelines.*, our own two."""
     if name == "diffusers":
         return diffusers
     if name == "transformers":
@@ -121,8 +122,8 @@ def _library(name: str, where: Any) -> ModuleType:
         except ImportError as error:
             raise ImportError("this model needs transformers: pip install transformers") from error
         return transformers
-    if name == text.__name__:
-        return text
+    if name in OWN_LIBRARIES:
+        return OWN_LIBRARIES[name]
     found = getattr(diffusers.pipelines, name, None) if name.isidentifier() else None
     if isinstance(found, ModuleType) and found.__name__ == f"diffusers.pipelines.{name}":
         return found

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from .names import EMBEDDED
 
-PROMPTS = ("hot dog", "pizza", "fox", "palm tree")
+PROMPTS = (
+    "fox on blue",
+    "palm tree on the left on pink",
+    "cupcake on orange",
+    "rocket on the right on purple",
+)
 STEPS = 24
 
 
@@ -17,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--models", nargs="+", choices=EMBEDDED, default=list(EMBEDDED), help="default: both")
     parser.add_argument(
-        "--prompts", nargs="+", default=list(PROMPTS), help=f"names of emoji (default: {', '.join(PROMPTS)})"
+        "--prompts", nargs="+", default=list(PROMPTS), help=f"what to draw (default: {', '.join(PROMPTS)})"
     )
     parser.add_argument("--steps", type=int, default=STEPS, help="denoising steps (default: %(default)s)")
     parser.add_argument(

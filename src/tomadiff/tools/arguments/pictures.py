@@ -56,7 +56,10 @@ def add_merge_map_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_picture_arguments(parser: argparse.ArgumentParser, output: str) -> None:
-    parser.add_argument("prompt", help="what to draw; the embedded models know 48 emoji by name")
+    parser.add_argument(
+        "prompt",
+        help="what to draw; the embedded models know 96 things: 'fox on blue'",
+    )
     parser.add_argument("-o", "--output", type=Path, default=Path(output), help=f"default: {output}")
     add_model_argument(parser)
     parser.add_argument("--seed", type=int, default=0, help="of the noise (default: %(default)s)")

@@ -10,36 +10,28 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 
-from .data import PROMPTS
+from .prompts import COLOURS, PLACEMENTS, THINGS
 
-IGNORED = {"a", "an", "the", "emoji"}  # so that "a hot dog" is "hot dog"
-
-
-def vocabulary(prompts: tuple[str, ...]) -> list[str]:
-    """The words of `prompts`, sorted."""
-    return sorted({word for prompt in prompts for word in prompt.split()})
+# so that "a hot dog on the left, on a blue background" is "hot dog left blue"
+IGNORED = {"a", "an", "the", "on", "in", "at", "of", "to", "with", "side", "background", "emoji"}
 
 
 class WordEncoder(ModelMixin, ConfigMixin):
     """Prompts -> a sequence for attention, and a pooled embedding to add to the time embedding.
 
     A word is as many vectors as the sequence is long, and a prompt the sum of its words, so that what
-    belongs where in a picture can be learnt by looking it up. An empty prompt stands for "no text" in
-    guidance.
+    belongs where in a picture can be learnt by looking it up. The order of words doesn't matter. An empty
+    prompt stands for "no text" in guidance.
     """
 
     @register_to_config
-    def __init__(self, words: list[str], max_words: int = 8, length: int = 64, dim: int = 128) -> None:
+    def __init__(self, words: list[str], max_words: int = 8, length: int = 64, dim: int = 96) -> None:
         super().__init__()
         self.index = {word: i for i, word in enumerate(words, start=1)}  # 0 is "no word", and stays zero
         self.sequences = nn.Embedding(len(words) + 1, length * dim, padding_idx=0)
         self.places = nn.Parameter(0.2 * torch.randn(length, dim))
         self.norm = nn.LayerNorm(dim)
         self.pooled = nn.Embedding(len(words) + 1, dim, padding_idx=0)
-        with torch.no_grad():
-            self.sequences.weight.mul_(
-                0.2
-            )  # small next to the steps of the optimiser, so that it is learnt fast
 
     def tokenize(self, prompts: list[str]) -> Tensor:
         """[B, max_words] word indices; a `ValueError` says which it doesn't know, and what it draws."""
@@ -58,13 +50,14 @@ class WordEncoder(ModelMixin, ConfigMixin):
 
     def _unknown(self, prompt: str, unknown: list[str]) -> str:
         hints = []
+        names = (*THINGS, *COLOURS, *filter(None, PLACEMENTS))
         for word in unknown:
             near = set(difflib.get_close_matches(word, self.index, n=3, cutoff=0.5))
-            names = [name for name in PROMPTS if near & set(name.split())]
-            hints.append(f"{word!r}" + (f" (near: {', '.join(names)})" if names else ""))
+            close = [name for name in names if near & set(name.split())]
+            hints.append(f"{word!r}" + (f" (near: {', '.join(close)})" if close else ""))
         return (
             f"prompt {prompt!r} has words that the embedded model doesn't know: {'; '.join(hints)}. "
-            f"It draws {', '.join(PROMPTS)}"
+            f"It draws one thing, perhaps on the left or right, on {', '.join(COLOURS)}: {', '.join(THINGS)}"
         )
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tomadiff.runtime.files import parse_json
-from tomadiff.tools.demo.data import PROMPTS
 from tomadiff.tools.demo.pipelines import EmojiPipeline
+from tomadiff.tools.demo.prompts import PROMPTS
 
 IMAGENET = Path(__file__).with_name("imagenet.txt")  # the 1,000 class names, in the order of the classes
 # The rows of MAPS-research/GEMRec-PromptBook without their 10 GB of pictures.

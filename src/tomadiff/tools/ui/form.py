@@ -25,6 +25,7 @@ METHOD_TITLES = {
     "tofu": "ToFu",
     "todo": "ToDo (75%)",
 }
+EMBEDDED_PROMPTS = "One of 96 things, such as: hot dog on yellow; palm tree on the left on pink"
 FIELDS = ("prompt", "seed", "steps", "height", "width", "guidance", "ratio", "method")  # beside settings
 METHOD_CHOICES = [(METHOD_TITLES.get(method, method), method) for method in OFFERED]
 
@@ -40,9 +41,9 @@ class Form:
                 choices, value=studio.model, label="Model", allow_custom_value=True, elem_id="model"
             )
         self.prompt = gr.Textbox(
-            "fox" if embedded else "a red fox in the snow",
+            "fox on blue" if embedded else "a red fox in the snow",
             label="Prompt",
-            info="One of 48 emoji, such as hot dog or palm tree" if embedded else None,
+            info=EMBEDDED_PROMPTS if embedded else None,
             max_length=studio.limits.prompt,
             lines=1 if embedded else 2,
             elem_id="prompt",

@@ -14,7 +14,7 @@ from . import show
 from .code_tab import CodeTab
 from .compare_tab import CompareTab
 from .events import drawing, spoken
-from .form import Form
+from .form import EMBEDDED_PROMPTS, Form
 from .generation import checked_model
 from .map_tab import MapTab
 from .studio import Studio
@@ -59,7 +59,7 @@ class Page:
         return {
             form.message: show.message(f"Ready: {studio.model}."),
             self.heading: heading(studio),
-            form.prompt: gr.update(info="One of 48 emoji" if studio.model in EMBEDDED else None),
+            form.prompt: gr.update(info=EMBEDDED_PROMPTS if studio.model in EMBEDDED else None),
             form.steps: studio.usual_steps,
             form.height: height,
             form.width: width,

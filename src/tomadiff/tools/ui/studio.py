@@ -12,7 +12,7 @@ from typing import Any
 from tomadiff.models import family_of
 from tomadiff.runtime.registration import denoiser
 from tomadiff.tools.generate import Request
-from tomadiff.tools.loading import load, usual_size
+from tomadiff.tools.loading import load, usual_size, usual_steps
 from tomadiff.tools.method_spec import configuration, pairs
 
 from .generation import GenerationRequest, Limits
@@ -58,7 +58,7 @@ class Studio:
         pipe.set_progress_bar_config(disable=True)
         self.pipe, self.model, self._runner = pipe, model, Runner(pipe, self._stopped)
         self.usual_size = usual_size(pipe) or (512, 512)
-        self.usual_steps = inspect.signature(pipe.__call__).parameters["num_inference_steps"].default
+        self.usual_steps = usual_steps(pipe)
         # the models draw well up to about twice the side that they were trained on
         self.limits = Limits(side=self._side or 2 * max(self.usual_size), steps=self._steps)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,22 +13,20 @@ from diffusers import (
     EulerDiscreteScheduler,
     LCMScheduler,
 )
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-from train_demo.codec import PatchCodec
 from train_demo.data import Composer
 from train_demo.distill import Distiller
 from train_demo.evaluate import nearest
-from train_demo.pipelines import (
+from train_demo.train import Trainer
+
+from tomadiff.tools.demo.codec import PatchCodec
+from tomadiff.tools.demo.pipelines import (
     PIPELINES,
     EmojiFluxPipeline,
     EmojiPipeline,
     EmojiUNetPipeline,
     load_pipeline,
 )
-from train_demo.prompts import COLOURS, PLACEMENTS, SCENES, THINGS
-from train_demo.train import Trainer
+from tomadiff.tools.demo.prompts import COLOURS, PLACEMENTS, SCENES, THINGS
 
 TINY = {
     "unet": {

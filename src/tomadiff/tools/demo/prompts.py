@@ -152,6 +152,17 @@ SCENES = [
 ]
 
 
+def _one_for_each_thing() -> list[Scene]:
+    """Scenes that training shows, with backgrounds and placements in turn."""
+    seen = [
+        [scene for scene in SCENES if scene.thing == i and not scene.held_out] for i in range(len(THINGS))
+    ]
+    return [scenes[5 * i % len(scenes)] for i, scenes in enumerate(seen)]
+
+
+PROMPTS = tuple(scene.prompt for scene in _one_for_each_thing())  # what evaluations draw
+
+
 def vocabulary() -> list[str]:
     """Every word that means something to the models, sorted."""
     return sorted({word for name in (*THINGS, *COLOURS, *PLACEMENTS) for word in name.split()})
