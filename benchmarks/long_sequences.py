@@ -225,12 +225,12 @@ def measure(name: str, model: nn.Module, clocks: tuple[Clock, Clock], grid: Grid
 
 
 def planning(model: nn.Module, grid: Grid, settings: dict[str, Any]) -> float:
-    config, model_config = Config(**settings), dict(model.config)
+    config, model_config = Config(**settings).resolve(), dict(model.config)
     heads = model_config.get("num_attention_heads")
     width = heads * model_config["attention_head_dim"] if heads else model_config["block_out_channels"][0]
     features = torch.randn(1, torch.Size(grid).numel(), width)
     start = time.process_time()
-    METHODS[config.method].plan(features, grid, config.ratio, config.plan_settings()).log_sizes()
+    METHODS[config.method].plan(features, grid, config.ratio, config.plan).log_sizes()
     return time.process_time() - start
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .config import Config
 from .runtime.session import Session
 
 
@@ -27,7 +26,8 @@ class SiteReport:
 class Report:
     model: str
     family: str  # "" where the model is of none, and nothing can be merged
-    settings: dict[str, Any]
+    asked: dict[str, Any]  # the settings that were given
+    settings: dict[str, Any]  # all of them, as they are for this model
     made_for: str | None  # the class of models that the settings file was made for, if it is another
     sites: list[SiteReport]
     generations: int
@@ -51,7 +51,7 @@ class Report:
 
     def __str__(self) -> str:
         on = f"{self.model} ({self.family})" if self.family else self.model
-        lines = [f"tomadiff on {on}: {_changed(self.settings)}"]
+        lines = [f"tomadiff on {on}: {_summary(self.asked, self.settings)}"]
         if self.made_for:
             lines.append(f"these settings were made for {self.made_for}, not for this model")
         lines.append(
@@ -82,6 +82,7 @@ def make_report(sessions: list[Session], second: str | None = None) -> Report:
     return Report(
         model=type(first.model).__name__,
         family=first.family.name if first.family else "",
+        asked=first.asked.asked(),
         settings=first.config.to_dict(),
         made_for=first.made_for,
         sites=[
@@ -117,8 +118,13 @@ def _sums(counts: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: sum(count[name] for count in counts) for name in counts[0]}
 
 
-def _changed(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in Config(**settings).asked().items())
+def _summary(asked: dict[str, Any], settings: dict[str, Any]) -> str:
+    """Interval and ratio, and what else was asked for."""
+    shown = {name: settings[name] for name in ("interval", "ratio") if settings[name] is not None}
+    if shown["interval"] == 1 and "ratio" in shown:  # a ratio alone runs every step
+        del shown["interval"]
+    others = {name: value for name, value in asked.items() if name not in ("interval", "ratio")}
+    return ", ".join(f"{name}={value}" for name, value in {**shown, **others}.items())
 
 
 def _table(sites: list[SiteReport]) -> list[str]:

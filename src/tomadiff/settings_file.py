@@ -27,7 +27,6 @@ class Settings:
 
     config: Config
     notes: dict[str, Any] = field(default_factory=dict)
-    given: dict[str, Any] = field(default_factory=dict)  # of the configuration, what the file says
 
 
 def save(path: str | PathLike[str], config: Config, notes: Mapping[str, Any] | None = None) -> None:
@@ -59,7 +58,7 @@ def load(path: str | PathLike[str]) -> Settings:
         raise ConfigError(f'{fspath(path)}: "config" must be an object with settings, and "notes" one, too')
     try:
         given = {name: _revive(value) for name, value in config.items()}
-        return Settings(make(None, None, given), notes, given)
+        return Settings(make(None, given), notes)
     except ValueError as error:
         raise ConfigError(f"{fspath(path)}: {error}") from error
 

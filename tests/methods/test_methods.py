@@ -262,7 +262,7 @@ def test_unet_attends_from_all_queries_to_merged_keys(method: str, weigh_keys: b
     config = Config(method=method, where="kv", weigh_keys=weigh_keys, dense_blocks=0)
     tomadiff.apply(model, config)
     _, output = called(model, attn)
-    plan = METHODS[method].plan(x, (16, 16), config.ratio, config.plan_settings())
+    plan = METHODS[method].plan(x, (16, 16), config.resolve().ratio, config.resolve().plan)
     merged = plan.merge(x)
     q, k, v = (heads_of(p, attn.heads) for p in (attn.to_q(x), attn.to_k(merged), attn.to_v(merged)))
     bias = plan.log_sizes()[:, None, None] if weigh_keys else 0.0
@@ -278,7 +278,7 @@ def test_sd3_attends_from_all_queries_to_merged_keys() -> None:
     config = Config(where="kv", dense_blocks=0)
     tomadiff.apply(model, config)
     _, (image_out, _) = called(model, attn)
-    plan = METHODS["toma"].plan(x, (8, 8), config.ratio, config.plan_settings())
+    plan = METHODS["toma"].plan(x, (8, 8), config.resolve().ratio, config.resolve().plan)
     merged = plan.merge(x)
 
     def joined(image: Tensor, own: str, added: str, norm: nn.Module | None, norm_added: Any) -> Tensor:
@@ -313,7 +313,7 @@ def test_flux_keys_have_the_positions_of_their_destinations(weigh_keys: bool) ->
         if hook.bound.block is not model.single_transformer_blocks[0]:
             hook.site = dataclasses.replace(hook.site, kind="left dense")
     _, output = called(model, attn)
-    plan = METHODS["toma"].plan(x[:, text:], (8, 8), 0.5, config.plan_settings())
+    plan = METHODS["toma"].plan(x[:, text:], (8, 8), 0.5, config.resolve().plan)
     merged = torch.cat([x[:, :text], plan.merge(x[:, text:])], dim=1)
     places = torch.cat([torch.arange(text), text + plan.destinations[0]])
     q = attn.norm_q(attn.to_q(x).unflatten(-1, (-1, attn.head_dim)))

@@ -50,6 +50,6 @@ METHOD = Method(
     plan=plan,
     length=toma.length,
     defaults=toma.METHOD.defaults,
-    defaults_beyond_regions=toma.METHOD.defaults_beyond_regions,
+    dependent_defaults=toma.dependent_defaults,
     keeps_destinations=True,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -57,6 +57,11 @@ def any_ratio(ratio: float) -> None:
     """All of them can be had."""
 
 
+def no_changes(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Defaults are the same with any other settings."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Method:
     """All that has to be known of a method. `defaults` has every setting that it can honour."""
@@ -65,8 +70,8 @@ class Method:
     plan: PlanFunction
     length: Callable[[Grid, float, PlanSettings], int]  # how many tokens plans keep, by grid and ratio
     defaults: Mapping[str, Any]
-    # what replaces them if tokens are merged beyond regions (globally), or only keys and values are
-    defaults_beyond_regions: Mapping[str, Any] = field(default_factory=dict)
+    # given all settings, the defaults that replace those above because of others
+    dependent_defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = no_changes
     requires: tuple[Requirement, ...] = ()
     check_ratio: Callable[[float], None] = any_ratio  # raises a ConfigError for those that can't be had
     from_block_input: bool = False  # plan once for each block, from its input, and not for each module

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tomadiff.config import Config
+from tomadiff.config import ResolvedConfig
 from tomadiff.models import Family
 
 from .conditions import Adapters, Conditions
@@ -27,7 +27,7 @@ class Generation:
 
     def __init__(
         self,
-        config: Config,
+        config: ResolvedConfig,
         model: nn.Module,
         family: Family | None,
         scheduler: Any,
@@ -41,7 +41,7 @@ class Generation:
         if config.interval != 1 and scheduler is not None:
             self._watch = watch_first_step(scheduler)
         self.sampling, self.schedule = self._plan({})
-        self.plans = PlanCache(config.refresh_schedule(), refreshes)
+        self.plans = PlanCache(config.refresh, refreshes)
         self.layouts = LayoutReader(model, family)
         self.tasks: dict[Hashable, Sequence[SiteTask]] = {}  # tasks of all sites, by what they depend on
         self._adapters: Adapters | None = None
@@ -75,7 +75,7 @@ class Generation:
     @property
     def shifted(self) -> bool:
         """Whether regions are shifted in this step; they are in every other step that runs."""
-        return bool(self._config.shift) and self._steps_run % 2 == 0
+        return self._config.shift and self._steps_run % 2 == 0
 
     def let_go_after_last(self, step: int, call: int) -> None:
         """Drop all tensors after the last call of the last step, since decoding needs the memory.

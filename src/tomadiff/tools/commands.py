@@ -138,8 +138,8 @@ def prepare(args: argparse.Namespace) -> tuple[Any, Request]:
         raise ValueError(f"--settings {args.settings} has all settings in it: leave out the others")
     if args.settings is not None:
         load_settings(args.settings)
-    elif args.preset is None:
-        tomadiff.Config(**chosen(args))
+    else:
+        tomadiff.Config(preset=args.preset, **chosen(args))
     trusted, offload = args.trust_remote_code, args.offload
     pipe = load(args.model, args.device, args.dtype, trust_remote_code=trusted, offload=offload)
     size = tuple(args.size) if args.size else None

@@ -49,7 +49,7 @@ class Recorder:
         patch = session_of(denoiser(target)[0])
         if patch is None:
             raise NotPatchedError("nothing to map: call tomadiff.apply first")
-        if patch.config.regions in ("stripe", "global"):
+        if patch.config.plan.regions in ("stripe", "global"):
             raise ConfigError('a merge map needs a grid of tokens: use regions="tile"')
         self.patch = patch
         self.steps, self.sample = steps if steps is None else set(steps), sample

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from tomadiff import settings_file
-from tomadiff.config import Config, make
+from tomadiff.config import Config
 from tomadiff.errors import ConfigError
 from tomadiff.models import Family, family_of
 from tomadiff.runtime.files import check_writable, locked
@@ -96,15 +96,16 @@ def candidates(model: nn.Module, family: Family, placements: Sequence[Sequence[i
     wanted += [{"interval": steps} for steps in placements]
     wanted += [{"ratio": 0.25, "interval": interval} for interval in (2, 3)]
     wanted += [{"ratio": 0.75, "where": "kv", "weigh_keys": weigh} for weigh in (True, False)]
-    levels = sorted({place.level for place in find(model, family, Config(where=min(family.offers)))})
+    anywhere = Config(where=min(family.offers)).resolve(family)
+    levels = sorted({bound.level for bound in find(model, family, anywhere)})
     if len(levels) > 1:  # the finest has most to spare
         wanted += [{"ratio": {levels[0]: 0.75}}]
         wanted += [{"ratio": {levels[0]: 0.75, **dict.fromkeys(levels[1:], 0.25)}}]
     found = []
     for fields in wanted:
         try:
-            config = make(None, None, fields, offers=family.offers)
-            find(model, family, config)
+            config = Config(**fields)
+            find(model, family, config.resolve(family))
         except ConfigError:
             continue
         found.append(config)

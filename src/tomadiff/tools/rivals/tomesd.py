@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from inspect import Parameter
 from typing import Any
 
-from tomadiff.config import make
+from tomadiff.config import Config
 from tomadiff.errors import ConfigError
 from tomadiff.models import Family
 from tomadiff.runtime.registration import denoiser
@@ -28,8 +28,7 @@ class ToMeSD(Rival):
     def check(self, part: str, settings: Settings, family: Family | None) -> None:
         super().check(part, settings, family)
         # what our ToMe can't do, the real one would do less of in silence
-        tome = {"method": "tome", "ratio": settings["ratio"]}
-        make(None, None, tome)
+        Config(method="tome", ratio=settings["ratio"])
 
     def takes(self) -> Mapping[str, Parameter]:
         import tomesd
