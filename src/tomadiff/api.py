@@ -15,7 +15,7 @@ from .reporting import Report, make_report
 from .runtime import registration
 from .runtime.session import Session
 from .settings_file import load as load_settings
-from .settings_file import warn_of_another
+from .settings_file import made_for_another, warn_of_another
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,15 +44,16 @@ def apply(
     if isinstance(config, (str, PathLike)):
         path, file = config, load_settings(config)
         config = file.config
-    config = make(config, settings)
+    config, denoisers = make(config, settings), registration.denoisers(target)
+    made_for = made_for_another(file, denoisers[0][0]) if file else None
     sessions = []
-    for model, pipeline in registration.denoisers(target):
+    for model, pipeline in denoisers:
         family = find_family(model) if sites is None else custom.family(model, sites)
-        sessions.append(Session(model, family, config, pipeline))
-    made_for = warn_of_another(path, file, sessions[0].model) if path and file else None
+        sessions.append(Session(model, family, config, pipeline, made_for))
+    if path and file:
+        warn_of_another(path, file, denoisers[0][0])
     remove(target)
     for session in sessions:
-        session.made_for = made_for
         registration.attach(session)
     return target
 

@@ -47,7 +47,14 @@ class Session:
     It is called in place of the model, so a step that doesn't run skips everything that is on the model.
     """
 
-    def __init__(self, model: nn.Module, family: Family | None, config: Config, pipeline: Any = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        family: Family | None,
+        config: Config,
+        pipeline: Any = None,
+        made_for: str | None = None,
+    ) -> None:
         self.model, self.family = model, family
         self.asked, self.config = config, config.resolve(family)
         self.parameters = parameter_names(model)
@@ -59,7 +66,7 @@ class Session:
         if self.config.merges:
             self._find_sites()
         self.surroundings = Surroundings(model, self.sites)
-        self.made_for: str | None = None  # model class of the settings file, if it differs from this model's
+        self.made_for = made_for  # model class of the settings file, if it differs from this model's
         self.guard = CallGuard()
         self.generation: Generation | None = None
         self.call: ModelCall | None = None  # the call that is running
