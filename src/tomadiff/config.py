@@ -53,10 +53,10 @@ class Config:
     and the number of steps. `interval` alone merges nothing, `ratio` alone runs every step. Any other setting
     that is not given, or None, is the preset's or the method's own; the values below are ToMA's.
 
-    interval: the model runs in the first two steps, in every so many-th after them and in the last one; in
-        the others its output is forecast. 1 runs every step. Or a list of the steps that run, from 0. "auto"
-        chooses by sampler and number of steps; where no forecast would hold, every step runs, and, unless
-        `ratio` says otherwise, runs on merged tokens.
+    interval: the model runs in the first two steps, then in every N-th step, and in the last one; in the
+        others its output is forecast. 1 runs every step. Or a list of the steps that run, counted from 0.
+        "auto" chooses by sampler and number of steps; where no forecast would be close enough, every step
+        runs, and does so on merged tokens unless a ratio was given.
     ratio (0.5): share of tokens removed, 0 <= ratio < 1. Or a mapping, by kind of site ({"self": 0.5,
         "mlp": 0.25}; {"joint": 0.25, "single": 0.5}) or by level of a UNet, named by its downsampling
         ({2: 0.75, 4: 0.25}). Or a list of step ranges, each with the step that it begins at, a number from 0
@@ -84,8 +84,8 @@ class Config:
     share ("block"): one plan for each block (or module, or span), or one for all sites of a "kind" and
         resolution.
     weigh_keys: let a merged key count as often as the tokens it stands for.
-    dense_blocks (1), dense_last_blocks (0): leave the first, the last so many blocks of each kind dense; the
-        first of a kind only where there are others.
+    dense_blocks (1), dense_last_blocks (0): leave the first and the last N blocks of each kind dense. With 1,
+        the only block of a kind is merged all the same.
     shift (True): use a layout that is shifted by half a region (half a cell) in every other step that runs;
         not by default with regions or assignment "global", or where="kv".
     """

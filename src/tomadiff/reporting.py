@@ -1,4 +1,4 @@
-"""What was done to a model's calls: an honest account, as a table and as data."""
+"""The report of what was done to a model's calls, as a table and as data."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from .runtime.session import Session
 
 @dataclass(frozen=True)
 class SiteReport:
-    """One site: the tokens it was given and those that it ran on when last merged, and how often it ran."""
+    """One site: its tokens before and after merging in the last merged call, and how often it ran."""
 
     name: str
     kind: str
     level: int
     tokens: int
     kept: int
-    all_kept: list[int]  # one after the other, where ranges of steps differ
+    all_kept: list[int]  # numbers of merged tokens at all ratios so far; several if ranges of steps differ
     calls: int
-    dense_calls: int  # of these, left dense on purpose
+    dense_calls: int  # those of the calls that settings left dense
 
 
 @dataclass(frozen=True)
 class Report:
     model: str
-    family: str  # "" where the model is of none, and nothing can be merged
+    family: str  # "" if the model has none, so that nothing can be merged
     asked: dict[str, Any]  # the settings that were given
     settings: dict[str, Any]  # all of them, as they are for this model
-    made_for: str | None  # the class of models that the settings file was made for, if it is another
+    made_for: str | None  # the model class that the settings file was made for, if it differs from this one
     sites: list[SiteReport]
     generations: int
-    steps: dict[str, int]  # "run", and those whose output was "forecast"
-    model_calls: dict[str, int]  # the same in calls: guidance may make several in a step
-    why: str  # the last generation ran the steps that it did
+    steps: dict[str, int]  # numbers of steps that were "run" and "forecast"
+    model_calls: dict[str, int]  # the same for calls: guidance may make several per step
+    why: str  # why the last generation ran these steps
     refreshes: dict[str, int]  # plans made: whole ones ("destinations"), and those with new "weights" only
-    held: int  # bytes of plans and forecasts, between the steps of a generation
+    held: int  # bytes of plans and outputs that are kept between steps at the moment
     auto: list[str]  # what auto found, for each size
-    seconds: dict[str, float] | None  # "plan", "merge", "unmerge", "model"; None where our clock can't tell
+    seconds: dict[str, float] | None  # "plan", "merge", "unmerge", "model"; None on an asynchronous device
 
     @property
     def overhead(self) -> float | None:
@@ -69,7 +69,7 @@ class Report:
         if not self.generations:
             lines.append("not called yet: tokens and times are known after a generation")
         elif self.overhead is None or self.seconds is None:
-            lines.append("times are not known: this device works while the host goes on")
+            lines.append("times are not known: this device runs asynchronously")
         elif self.sites:
             parts = ", ".join(f"{name} {self.seconds[name]:.3f} s" for name in ("plan", "merge", "unmerge"))
             lines.append(f"{parts}: {self.overhead:.1%} of the model's {self.seconds['model']:.2f} s")
@@ -77,7 +77,7 @@ class Report:
 
 
 def make_report(sessions: list[Session], second: str | None = None) -> Report:
-    """Of one model, or of those that take turns in a generation, the second of which has this name."""
+    """The report of one model, or of two that take turns; `second` is the name of the other one."""
     first, timed = sessions[0], all(session.times.known for session in sessions)
     return Report(
         model=type(first.model).__name__,

@@ -1,4 +1,4 @@
-"""No merging: sites run on the first tokens. The most that token reduction could save, to measure by."""
+"""No merging: sites run on the first K tokens. An upper limit of what token reduction can save."""
 
 from __future__ import annotations
 

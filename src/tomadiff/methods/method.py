@@ -54,25 +54,26 @@ class Requirement(NamedTuple):
 
 
 def any_ratio(ratio: float) -> None:
-    """All of them can be had."""
+    """Accept every ratio."""
 
 
 def no_changes(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Defaults are the same with any other settings."""
+    """Keep all defaults, whatever the other settings are."""
     return {}
 
 
 @dataclass(frozen=True)
 class Method:
-    """All that has to be known of a method. `defaults` has every setting that it can honour."""
+    """Everything that the rest of the package needs to know about a method."""
 
     name: str
     plan: PlanFunction
-    length: Callable[[Grid, float, PlanSettings], int]  # how many tokens plans keep, by grid and ratio
-    defaults: Mapping[str, Any]
-    # given all settings, the defaults that replace those above because of others
+    length: Callable[[Grid, float, PlanSettings], int]  # number of merged tokens, by grid and ratio
+    defaults: Mapping[str, Any]  # every setting that the method has; others are refused
+    # dependent_defaults(settings): the defaults that differ because of other settings, as in a smaller
+    # region_size for regions="stripe"; `settings` has all of them, as asked for or by default
     dependent_defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = no_changes
     requires: tuple[Requirement, ...] = ()
-    check_ratio: Callable[[float], None] = any_ratio  # raises a ConfigError for those that can't be had
-    from_block_input: bool = False  # plan once for each block, from its input, and not for each module
-    keeps_destinations: bool = False  # weights can be made anew for the same destinations
+    check_ratio: Callable[[float], None] = any_ratio  # raises a ConfigError for a ratio that it can't do
+    from_block_input: bool = False  # one plan per block, made from the block's input, not one per module
+    keeps_destinations: bool = False  # can recompute weights for given destinations
