@@ -70,8 +70,8 @@ class Method:
     plan: PlanFunction
     length: Callable[[Grid, float, PlanSettings], int]  # number of merged tokens, by grid and ratio
     defaults: Mapping[str, Any]  # every setting that the method has; others are refused
-    # dependent_defaults(settings): the defaults that differ because of other settings, as in a smaller
-    # region_size for regions="stripe"; `settings` has all of them, as asked for or by default
+    # dependent_defaults(settings): the defaults that differ because of other settings, for example because
+    # of regions="global"; `settings` has a value for each, asked for or by default
     dependent_defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = no_changes
     requires: tuple[Requirement, ...] = ()
     check_ratio: Callable[[float], None] = any_ratio  # raises a ConfigError for a ratio that it can't do

@@ -78,9 +78,8 @@ def match(features: Tensor, grid: tuple[int, ...], ratio: float, shifted: bool) 
         return _by_frame(*match(frames, grid[-2:], ratio, shifted), math.prod(grid[:-2]))
     batch, tokens = features.shape[:2]
     cells, sources = _split(grid, shifted, features.device)
-    staying = max(
-        0, num_kept(tokens, ratio) - len(cells)
-    )  # if a grid is one token wide, cells have only two tokens
+    # not below 0: on a grid that is one token wide, cells have two tokens, and half of all are destinations
+    staying = max(0, num_kept(tokens, ratio) - len(cells))
     unit = F.normalize(features.float(), dim=-1)
     similarity = unit.index_select(1, sources) @ unit.index_select(1, cells).transpose(1, 2)
     closeness, nearest = similarity.max(dim=-1)
