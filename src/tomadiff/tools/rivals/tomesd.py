@@ -27,7 +27,7 @@ class ToMeSD(Rival):
 
     def check(self, part: str, settings: Settings, family: Family | None) -> None:
         super().check(part, settings, family)
-        # what our ToMe can't do, the real one would do less of in silence
+        # beyond what our ToMe can do, the real one silently merges less
         Config(method="tome", ratio=settings["ratio"])
 
     def takes(self) -> Mapping[str, Parameter]:
