@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -43,6 +44,7 @@ def find(model: nn.Module, family: Family, config: ResolvedConfig) -> list[Bound
             # an optional submodule, such as a second attention, is None in blocks without it
             part = getattr(module, site.path) if site.path else module
             if part is not None:
+                _check_declared(site, part, family)
                 if getattr(module, "only_cross_attention", False) and (config.weigh_keys or site.keys_only):
                     raise ConfigError(
                         f"{'where=kv' if site.keys_only else 'weigh_keys=True'} can't be honoured: "
@@ -101,6 +103,17 @@ def _sites(block: Block, config: ResolvedConfig) -> list[Site]:
     if config.where != "module" or (block.joined and {"self", "mlp"} <= set(config.modules)):
         return [block.whole] if block.whole else []
     return [site for site in block.modules if site.kind in config.modules]
+
+
+def _check_declared(site: Site, module: nn.Module, family: Family) -> None:
+    """Raise if a family's declaration names an argument that the module doesn't take."""
+    parameters = inspect.signature(type(module).forward).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if site.tokens is not None and site.tokens not in parameters and not takes_any:
+        raise UnsupportedModelError(
+            f"{family.name} is declared with tokens={site.tokens!r} for {site.path or 'the block'}, and "
+            f"{type(module).__name__} takes {', '.join(list(parameters)[1:])}: correct the declaration"
+        )
 
 
 def _check(bound: list[BoundSite], family: Family, config: ResolvedConfig) -> None:
