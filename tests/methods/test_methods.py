@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import tomadiff
 from tomadiff import Config
+from tomadiff.errors import ConfigError
 from tomadiff.methods import METHODS, PlanSettings, todo, tofu, tome
 
 GRIDS = st.tuples(st.integers(2, 9), st.integers(2, 9))
@@ -213,17 +214,21 @@ def test_frames_of_a_video_are_merged_each_for_itself(method: str, shifted: bool
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.sampled_from(["toma", "tome", "tofu", "todo", "ideal"]),
+    st.sampled_from(list(METHODS)),
     st.lists(st.integers(1, 9), min_size=2, max_size=3),
     st.sampled_from([0.25, 0.5, 0.75]),
     st.booleans(),
 )
-def test_lengths_are_foretold(method: str, sides: list[int], ratio: float, shifted: bool) -> None:
-    ratio, grid = 0.75 if method == "todo" else ratio, tuple(sides)
-    plan = METHODS[method].plan(
-        features(0, 1, math.prod(grid), 4), grid, ratio, PlanSettings(), shifted=shifted
-    )
-    assert plan.destinations.shape == (1, METHODS[method].length(grid, ratio, PlanSettings()))
+def test_length_is_the_number_of_merged_tokens(
+    name: str, sides: list[int], ratio: float, shifted: bool
+) -> None:
+    method, grid = METHODS[name], tuple(sides)
+    try:
+        method.check_ratio(ratio)
+    except ConfigError:
+        ratio = method.defaults["ratio"]
+    plan = method.plan(features(0, 1, math.prod(grid), 4), grid, ratio, PlanSettings(), shifted=shifted)
+    assert plan.destinations.shape == (1, method.length(grid, ratio, PlanSettings()))
 
 
 # -- keys and values alone ---------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from torch import Tensor
 from tomadiff.core import MergePlan
 
 MODULES = ("self", "cross", "mlp")  # the modules of a block that can be merged on their own
+# the settings that a method must have defaults for; those in PlanSettings are up to it
+REQUIRED = ("ratio", "where", "modules", "refresh_destinations", "refresh_weights", "share", "dense_blocks")
 
 Grid = tuple[int, ...]
 
@@ -77,3 +79,8 @@ class Method:
     check_ratio: Callable[[float], None] = any_ratio  # raises a ConfigError for a ratio that it can't do
     from_block_input: bool = False  # one plan per block, made from the block's input, not one per module
     keeps_destinations: bool = False  # can recompute weights for given destinations
+
+    def __post_init__(self) -> None:
+        missing = [name for name in REQUIRED if name not in self.defaults]
+        if missing:
+            raise TypeError(f"method {self.name!r} has no default for {', '.join(missing)}")
