@@ -30,8 +30,10 @@ MERGING = tuple(METHODS["toma"].defaults)  # the settings that a method has or h
 # The least value of settings that are whole numbers.
 LEAST = {"refresh_destinations": 1, "refresh_weights": 1, "dense_blocks": 0, "dense_last_blocks": 0}
 # The paper's variants. How long they keep plans differs by family: `Family.paper_reuse`.
-AS_PUBLISHED: dict[str, Any] = {"share": "kind", "dense_blocks": 0, "interval": 1}
-AS_PUBLISHED |= {"unmerge": "transpose", "shift": False}
+AS_PUBLISHED: dict[str, Any] = {
+    **{"share": "kind", "dense_blocks": 0, "interval": 1},
+    **{"unmerge": "transpose", "shift": False},
+}
 PRESETS: dict[str, dict[str, Any]] = {
     "toma": {"regions": "tile", "assign": "global", "where": "module", **AS_PUBLISHED},
     "toma_once": {"regions": "tile", "assign": "global", "where": "block", **AS_PUBLISHED},
