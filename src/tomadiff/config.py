@@ -130,33 +130,21 @@ class Config:
         A setting that was not given is the preset's; else the method's own, which may depend on others.
         """
         _check_choice("method", self.method)
-        method = METHODS[self.method]
-        given = self._of_preset(family) | self.asked()
+        method, given = METHODS[self.method], self._of_preset(family) | self.asked()
         _check_known(given, method)
-        settings = {**self.to_dict(), **method.defaults, **given}
-        if "where" not in given:
-            settings["where"] = _offered(settings["where"], family)
-        if "modules" not in given and settings["where"] != "module":
-            settings["modules"] = MODULES  # a block or a span has all of them
-        adjusted = method.dependent_defaults(settings)
-        settings |= {name: value for name, value in adjusted.items() if name not in given}
-
-        interval = settings["interval"] = given.get("interval", 1 if given else "auto")
-        _check_interval(interval)
-        decided = given.get("ratio") not in (None, "auto")
-        settings["auto"] = settings["auto"] or given.get("ratio") == "auto"
-        if not decided:
-            merges = interval in (1, "auto") or settings["auto"]
+        settings = self._with_defaults(given, method, family)
+        ratio_given = given.get("ratio") not in (None, "auto")
+        if not ratio_given:
+            merges = settings["interval"] in (1, "auto") or settings["auto"]
             settings["ratio"] = method.defaults["ratio"] if merges else 0.0
-
         _check_values(settings, method)
         # without a family, nobody knows for how long a preset keeps plans
         _check_fit(settings, method, refreshes_known=self.preset is None or family is not None)
         plan = {field.name: settings[field.name] for field in fields(PlanSettings)}
         return ResolvedConfig(
-            interval=interval,
+            interval=settings["interval"],
             ratio=settings["ratio"],
-            merges_as_fallback=interval == "auto" and not decided,
+            merges_as_fallback=settings["interval"] == "auto" and not ratio_given,
             method=self.method,
             plan=PlanSettings(**{name: value for name, value in plan.items() if value is not None}),
             where=settings["where"],
@@ -169,6 +157,21 @@ class Config:
             shift=settings["shift"],
             auto=settings["auto"],
         )
+
+    def _with_defaults(
+        self, given: Mapping[str, Any], method: Method, family: Family | None
+    ) -> dict[str, Any]:
+        """All settings but the ratio. Those that others depend on come first."""
+        settings = {**self.to_dict(), **method.defaults, **given}
+        settings["interval"] = given.get("interval", 1 if given else "auto")
+        _check_interval(settings["interval"])
+        settings["auto"] = settings["auto"] or given.get("ratio") == "auto"
+        if "where" not in given:
+            settings["where"] = _offered(settings["where"], family)
+        if "modules" not in given and settings["where"] != "module":
+            settings["modules"] = MODULES  # a block or a span has all of them
+        adjusted = method.dependent_defaults(settings)
+        return settings | {name: value for name, value in adjusted.items() if name not in given}
 
     def _of_preset(self, family: Family | None) -> dict[str, Any]:
         if self.preset is None:
