@@ -297,7 +297,7 @@ def _offered(where: str, family: Family | None) -> str:
 def _check_known(given: Mapping[str, Any], method: Method) -> None:
     for name, value in given.items():
         if name in MERGING and name not in method.defaults:
-            names = [field.name for field in fields(Config)]
+            names = [field.name for field in fields(Config) if field.name != "preset"]
             has = [name for name in names if name in method.defaults or name not in MERGING]
             raise ConfigError(
                 f"{name}={value!r} can't be honoured: method={method.name!r} has no such setting; it has "
