@@ -231,6 +231,11 @@ def test_length_is_the_number_of_merged_tokens(
     assert plan.destinations.shape == (1, method.length(grid, ratio, PlanSettings()))
 
 
+def test_a_method_without_a_needed_default_says_which() -> None:
+    with pytest.raises(TypeError, match="'tome' has no default for where"):
+        dataclasses.replace(tome.METHOD, defaults={"ratio": 0.5})
+
+
 # -- keys and values alone ---------------------------------------------------------------------------------
 
 

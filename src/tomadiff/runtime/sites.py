@@ -108,11 +108,11 @@ def _sites(block: Block, config: ResolvedConfig) -> list[Site]:
 def _check_declared(site: Site, module: nn.Module, family: Family) -> None:
     """Raise if a family's declaration names an argument that the module doesn't take."""
     parameters = inspect.signature(type(module).forward).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    if site.tokens is not None and site.tokens not in parameters and not takes_any:
+    names = [name for name, each in parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
+    if names and site.tokens is not None and site.tokens not in names:
         raise UnsupportedModelError(
             f"{family.name} is declared with tokens={site.tokens!r} for {site.path or 'the block'}, and "
-            f"{type(module).__name__} takes {', '.join(list(parameters)[1:])}: correct the declaration"
+            f"{type(module).__name__} takes {', '.join(names)}: correct the declaration"
         )
 
 
