@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from pipelines import denoiser, make
 from tiny import build, tiny
+from torch import nn
 
 import tomadiff
 from tomadiff import settings_file
+from tomadiff.config import ResolvedConfig
 from tomadiff.models import family_of
 from tomadiff.tools import tune
 from tomadiff.tools.cli import main
@@ -86,17 +88,16 @@ def test_the_better_half_goes_on_and_the_safest_with_it() -> None:
 
 
 def test_settings_that_a_model_can_not_honour_are_no_candidates() -> None:
-    def found(name: str) -> list[tomadiff.Config]:
-        model = denoiser(make(name))
-        return tune.candidates(model, family_of(model))
+    def found(model: nn.Module) -> list[ResolvedConfig]:
+        family = family_of(model)
+        return [config.resolve(family) for config in tune.candidates(model, family)]
 
-    assert any(config.ratio == {2: 0.75, 4: 0.25} for config in found("sdxl"))
-    sd3, flux = found("sd3"), found("flux")
+    assert any(config.ratio == {2: 0.75, 4: 0.25} for config in found(denoiser(make("sdxl"))))
+    sd3, flux = (found(denoiser(make(name))) for name in ("sd3", "flux"))
     assert any(config.weigh_keys for config in sd3) and any(config.weigh_keys for config in flux)
     assert all(isinstance(config.ratio, float) for config in sd3), "one level only"
     assert len(flux) > 10
-    model = build(tiny("sana"))
-    sana = tune.candidates(model, family_of(model))
+    sana = found(build(tiny("sana")))
     assert {config.where for config in sana} == {"module", "kv"}
     assert not any(config.weigh_keys for config in sana), "linear attention has no logits to add to"
 

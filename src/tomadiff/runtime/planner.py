@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tomadiff.config import Config
+from tomadiff.config import ResolvedConfig
 from tomadiff.core import MergePlan
 from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.methods import METHODS
@@ -28,9 +28,9 @@ BLOCK_INPUT = "block input"  # key, among a module's arguments, of the input of 
 class Planner:
     """Makes plans for one site; other sites may share them."""
 
-    def __init__(self, config: Config, bound: BoundSite) -> None:
+    def __init__(self, config: ResolvedConfig, bound: BoundSite) -> None:
         self.config, self.bound, self.site = config, bound, bound.site
-        self.method, self.settings = METHODS[config.method], config.plan_settings()
+        self.method, self.settings = METHODS[config.method], config.plan
 
     def plan(
         self,
@@ -111,7 +111,7 @@ class Planner:
 
     def grid(self, layout: Layout, tokens: int) -> tuple[int, ...]:
         """The grid that is divided into regions."""
-        if self.config.regions in ("stripe", "global"):
+        if self.settings.regions in ("stripe", "global"):
             return (tokens,)  # stripes of the sequence need no grid
         grid = layout.grid(self.bound.level)
         if math.prod(grid) != tokens or len(grid) == 1:

@@ -81,7 +81,7 @@ def load_emoji(sheet: Path = SHEET) -> Tensor:
 
 
 def to_latents(images: Tensor) -> Tensor:
-    """[B, 3, H, W] -> [B, 12, H/2, W/2], lossless: it stands where a big model has its VAE."""
+    """[B, 3, H, W] -> [B, 12, H/2, W/2], lossless: takes the place of a VAE."""
     return F.pixel_unshuffle(images, 2)
 
 
