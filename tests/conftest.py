@@ -33,11 +33,22 @@ LONG = ("test_eval_ray", "test_serving", "test_families", "test_compile", "test_
 GROUPS = {"test_eval_ray": "ray", "test_serving": "ray"}
 
 
+@pytest.hookimpl(tryfirst=True)  # a worker of xdist reads the groups in this hook, and later it is too late
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For `make test`, which has two workers: a file is for one, as its tests share models and servers."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(GROUPS.get(item.path.stem, item.path.stem)))
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+
+
+def group(item: pytest.Item) -> str:
+    """The tests of all families share no more than a model, so that both workers can have some."""
+    parameters = (
+        item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    )
+    if item.path.stem == "test_families" and "case" in parameters:
+        return f"family-{parameters['case']}"
+    return GROUPS.get(item.path.stem, item.path.stem)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
