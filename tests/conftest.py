@@ -10,12 +10,15 @@ import fcntl
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
 from diffusers import DiffusionPipeline
 from pipelines import MAKERS, make
+from tiny import NAMES
+from xdist.scheduler import LoadScopeScheduling
 
 from tomadiff.tools.evaluate.weights import WEIGHTS, fetch
 
@@ -33,22 +36,27 @@ LONG = ("test_eval_ray", "test_serving", "test_families", "test_compile", "test_
 GROUPS = {"test_eval_ray": "ray", "test_serving": "ray"}
 
 
-@pytest.hookimpl(tryfirst=True)  # a worker of xdist reads the groups in this hook, and later it is too late
+class Scheduler(LoadScopeScheduling):
+    """A file is for one worker, as its tests share models and servers; those of all families share a model.
+
+    Of xdist's own, `--dist loadgroup` groups nothing with pytest 9.2 (pytest-dev/pytest-xdist#1386).
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path, _, test = nodeid.partition("::")
+        file = Path(path).stem
+        models = [part for part in test.rstrip("]").replace("[", "-").split("-") if part in NAMES]
+        return f"family {models[0]}" if file == "test_families" and models else GROUPS.get(file, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
+    config.option.loadscopereorder = False  # it would begin with the groups of most tests
+    return Scheduler(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `make test`, which has two workers: a file is for one, as its tests share models and servers."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
-
-
-def group(item: pytest.Item) -> str:
-    """The tests of all families share no more than a model, so that both workers can have some."""
-    parameters = (
-        item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    )
-    if item.path.stem == "test_families" and "case" in parameters:
-        return f"family-{parameters['case']}"
-    return GROUPS.get(item.path.stem, item.path.stem)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
