@@ -396,8 +396,6 @@ def test_the_queue_is_bounded(guarded: tuple[str, Studio]) -> None:
 def test_screenshots(look: str, request: pytest.FixtureRequest) -> None:
     """`pytest tests/tools/test_ui_browser.py -k screenshots --screenshots docs/pictures` writes them."""
     folder = request.config.getoption("--screenshots")
-    if folder is None:
-        pytest.skip("screenshots are written with --screenshots FOLDER")
     visit, address = request.getfixturevalue("visit"), request.getfixturevalue("address")
     phone = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2, "has_touch": True}
     page = visit(address, **(phone if look == "phone" else {"color_scheme": look}))
