@@ -5,6 +5,7 @@ import os
 # Tiny models: more threads only wait for each other. torch reads this once, when it is imported, for threads
 # that tests start; the commands that they start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # more are processes that import torch again
 
 import fcntl
 import socket

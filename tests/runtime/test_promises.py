@@ -199,6 +199,8 @@ def test_any_size_works_and_keeps_what_the_ratio_says(
 ) -> None:
     if name in ("sd3", "flux"):  # these take multiples of 16 only
         size = (size[0] // 16 * 16, size[1] // 16 * 16)
+    elif name == "sd1" and max(size) > 1000:  # as many tokens as the others: it attends to all its latents
+        size = (size[0] // 16 * 8, size[1] // 16 * 8)
     tomadiff.apply(pipe, ratio=0.4)
     assert draw(pipe, size=size, steps=1, guidance=1.0).isfinite().all()
     for site in tomadiff.report(pipe).sites:
