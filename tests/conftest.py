@@ -32,8 +32,12 @@ hypothesis.settings.register_profile("fuzz", max_examples=1000, database=None, d
 hypothesis.settings.load_profile("steady")
 
 
-# Files that take long go first, so that two workers end together. Ray's look for its processes: one by one.
-LONG = ("test_eval_ray", "test_serving", "test_families", "test_compile", "test_ui_browser", "test_promises")
+# Files that take long go first, and the many small groups of all families last: two workers end together.
+LONG = (
+    *("test_eval_ray", "test_serving", "test_compile", "test_promises", "test_robustness", "test_demo"),
+    *("test_ui_browser", "test_kernels", "test_composition"),
+)
+# Ray's look for its processes: one by one.
 GROUPS = {"test_eval_ray": "ray", "test_serving": "ray"}
 
 
@@ -59,7 +63,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--screenshots"):  # they are written where they are asked for
         items[:] = [item for item in items if not item.name.startswith("test_screenshots")]
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    order = {name: number for number, name in enumerate((*LONG, "others", "test_families"))}
+    items.sort(key=lambda item: order.get(item.path.stem, order["others"]))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
