@@ -37,7 +37,7 @@ class KeptPlan:
     destinations_step: int
     weights_step: int
     used_step: int  # the last step that used it
-    # rows of per-token tables for the merged sequence, by the table's length and its entries before the image's
+    # rows of per-token tables for merged tokens, by the table's length and its entries before the image's
     places: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def tensors(self) -> list[Tensor]:
