@@ -15,7 +15,7 @@ from .conditions import Adapters, Conditions
 from .forecast import History
 from .layout import LayoutReader
 from .model_call import SiteTask
-from .plan_cache import PlanCache, tensors_of
+from .plan_cache import PlanCache
 from .sampling import FirstStepWatch, Sampling, sampling_of, watch_first_step
 from .schedule import Schedule, make_schedule
 
@@ -92,8 +92,7 @@ class Generation:
 
     def held(self) -> list[Tensor]:
         """The tensors of plans and forecasts."""
-        kept = self.plans.values()
-        tensors = [x for each in kept for x in (*tensors_of(each.plan), each.key_bias) if x is not None]
+        tensors = [x for kept in self.plans.values() for x in kept.tensors()]
         return tensors + [x for _, history in self._histories.values() for x in history.tensors()]
 
     def end(self) -> None:

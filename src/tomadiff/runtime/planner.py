@@ -31,6 +31,13 @@ class Planner:
     def __init__(self, config: ResolvedConfig, bound: BoundSite) -> None:
         self.config, self.bound, self.site = config, bound, bound.site
         self.method, self.settings = METHODS[config.method], config.plan
+        whole = self.method.from_block_input
+        owner = bound.block_name if whole else bound.name
+        self._owner = (
+            type(bound.block).__name__,
+            "block" if whole else bound.site.kind,
+            None if config.share == "kind" else owner,
+        )
 
     def plan(
         self,
@@ -69,21 +76,8 @@ class Planner:
     def _key(
         self, call: ModelCall, tokens: Tensor, ratio: float, grid: tuple[int, ...], visit: int
     ) -> PlanKey:
-        bound = self.bound
-        owner = bound.block_name if self.method.from_block_input else bound.name
-        return PlanKey(
-            block=type(bound.block).__name__,
-            kind="block" if self.method.from_block_input else self.site.kind,
-            name=None if self.config.share == "kind" else owner,
-            ratio=ratio,
-            grid=grid,
-            shifted=call.shifted,
-            call=call.number,
-            visit=visit,
-            batch=tokens.shape[0],
-            dtype=tokens.dtype,
-            device=tokens.device,
-        )
+        inputs = (tokens.shape[0], tokens.dtype, tokens.device)
+        return PlanKey(*self._owner, ratio, grid, call.shifted, call.number, visit, *inputs)
 
     def _features(self, inputs: Call, tokens: Tensor, prefix: int, suffix: int) -> Tensor:
         """The features by which tokens are compared: normalised tokens, or the input of the block."""

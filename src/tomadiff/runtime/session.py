@@ -160,8 +160,7 @@ class Session:
             for hook, task in zip(self.sites, call.tasks):
                 if hook.ran:
                     hook.counts.add(task, call.span_lengths.get(hook.span.number))
-            merges = any(task.merged for task in call.tasks)
-            if self.config.where == "kv" and merges and not any(hook.counts.calls for hook in self.sites):
+            if self.config.where == "kv" and self._merged_nowhere(call):
                 raise UnsupportedModelError(
                     "no keys and values were merged: something replaced the attention of this model"
                 )
@@ -169,6 +168,10 @@ class Session:
         if self.generation is not None and not self.keeps_plans:
             self.generation.let_go_after_last(self.clock.step, self.clock.call)
         self.guard.leave()
+
+    def _merged_nowhere(self, call: ModelCall) -> bool:
+        merges = any(task.merged for task in call.tasks)
+        return merges and not any(hook.counts.calls for hook in self.sites)
 
     @torch.compiler.disable
     def _broke_off(self) -> None:
