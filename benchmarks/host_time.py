@@ -3,7 +3,8 @@
 python benchmarks/host_time.py
 
 On a fast GPU this is time in which the device may run out of work. Calls alternate between a plain model
-and one with tomadiff on it; the figure is the median of the differences of neighbours.
+and one with tomadiff on it; the figure is the median of the differences of neighbours. By default weights are
+made in every step; with plans that are reused, none is made in most steps.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from torch import Tensor, nn
 
 import tomadiff
 from tomadiff.runtime.machine import processor
+from tomadiff.runtime.registration import session_of
 
 WIDTH = 16  # of text embeddings
-STEPS = 25  # of a generation: the first calls warm up and plan, later ones reuse plans for six steps
+STEPS = 25  # of a generation
+REUSED = {"unmerge": "transpose", "refresh_weights": 6, "shift": False}  # plans are used in six steps
 Call = Callable[[nn.Module, Tensor], Any]  # of a model, at a timestep
 
 
@@ -87,20 +90,22 @@ def flux() -> Case:
 
 
 class Times(NamedTuple):
-    """Medians of seconds: of a plain call, and of what tomadiff adds to one."""
+    """Medians of seconds: of a plain call, of what tomadiff adds to one, and of its operators in that."""
 
     dense: float
     added: float
+    operators: float  # in planning, merging and unmerging; the rest is Python
 
 
 def measure(case: Case, generations: int, settings: dict[str, Any]) -> Times:
     plain, patched = case.model.eval(), copy.deepcopy(case.model).eval()
     tomadiff.apply(patched, **settings)
-    dense, added = [], []
+    spent = session_of(patched).times.seconds
+    dense, added, operators = [], [], []
     for generation in range(generations):
         table = torch.linspace(999, 1, STEPS)
         for step in range(STEPS):
-            seconds = {}
+            seconds, before = {}, sum(spent.values()) - spent["model"]
             for model in (plain, patched) if step % 2 else (patched, plain):
                 start = time.process_time()
                 with torch.no_grad():
@@ -109,7 +114,8 @@ def measure(case: Case, generations: int, settings: dict[str, Any]) -> Times:
             if generation and step >= 3:  # the first generation is to warm up, the first steps always run
                 dense.append(seconds[plain])
                 added.append(seconds[patched] - seconds[plain])
-    return Times(statistics.median(dense), statistics.median(added))
+                operators.append(sum(spent.values()) - spent["model"] - before)
+    return Times(*map(statistics.median, (dense, added, operators)))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -121,13 +127,15 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(f"CPU time of one thread, medians over {args.generations} generations, {processor('cpu')}:\n")
-    print("| model | dense call | added to a merged call | a forecast instead of a call |\n|---|--:|--:|--:|")
+    print("| model | dense call | added to a merged call | its operators | a forecast instead of a call |")
+    print("|---|--:|--:|--:|--:|")
     for case in (sdxl(), flux()):
-        merged = measure(case, args.generations + 1, {"ratio": 0.5})
         skipped = measure(case, args.generations + 1, {"interval": 10**6})
-        forecast = skipped.dense + skipped.added
-        figures = f"{1000 * merged.dense:.1f} ms | {1000 * merged.added:.2f} ms | {1000 * forecast:.2f} ms"
-        print(f"| {case.label} | {figures} |", flush=True)
+        forecast = f"{1000 * (skipped.dense + skipped.added):.2f} ms"
+        for label, more in (("", {}), (", plans reused", REUSED)):
+            times = measure(case, args.generations + 1, {"ratio": 0.5, **more})
+            dense, added, operators = (f"{1000 * seconds:.2f} ms" for seconds in times)
+            print(f"| {case.label}{label} | {dense} | {added} | {operators} | {forecast} |", flush=True)
 
 
 if __name__ == "__main__":

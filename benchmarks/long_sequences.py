@@ -37,7 +37,7 @@ from tomadiff.tools.bench.architectures import ARCHITECTURES
 from tomadiff.tools.drawing import markdown
 
 KV: dict[str, Any] = {"where": "kv", "weigh_keys": True, "dense_blocks": 0}
-WAYS: dict[str, dict[str, Any]] = {
+CONTENDERS: dict[str, dict[str, Any]] = {
     "dense": {},
     "kv 0.75": {**KV, "ratio": 0.75},
     "kv 0.9": {**KV, "ratio": 0.9},
@@ -202,9 +202,11 @@ def build(name: str) -> tuple[nn.Module, Clock, Clock]:
 
 
 @torch.inference_mode()
-def measure(name: str, model: nn.Module, clocks: tuple[Clock, Clock], grid: Grid, way: str) -> dict[str, Any]:
+def measure(
+    name: str, model: nn.Module, clocks: tuple[Clock, Clock], grid: Grid, contender: str
+) -> dict[str, Any]:
     """Seconds of the block, of its attention and of a plan, and the memory that the call takes."""
-    settings, measured = WAYS[way], MODELS[name]
+    settings, measured = CONTENDERS[contender], MODELS[name]
     call = measured.call(model, grid)
     if settings:
         tomadiff.apply(model, **settings)
@@ -225,12 +227,12 @@ def measure(name: str, model: nn.Module, clocks: tuple[Clock, Clock], grid: Grid
 
 
 def planning(model: nn.Module, grid: Grid, settings: dict[str, Any]) -> float:
-    config, model_config = Config(**settings), dict(model.config)
+    config, model_config = Config(**settings).resolve(), dict(model.config)
     heads = model_config.get("num_attention_heads")
     width = heads * model_config["attention_head_dim"] if heads else model_config["block_out_channels"][0]
     features = torch.randn(1, torch.Size(grid).numel(), width)
     start = time.process_time()
-    METHODS[config.method].plan(features, grid, config.ratio, config.plan_settings()).log_sizes()
+    METHODS[config.method].plan(features, grid, config.ratio, config.plan).log_sizes()
     return time.process_time() - start
 
 
@@ -243,7 +245,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for (name, size), group in found.items():
         rounds: dict[int, dict[str, Any]] = {}
         for row in group:
-            rounds.setdefault(row["round"], {})[row["way"]] = row
+            rounds.setdefault(row["round"], {})[row["contender"]] = row
         complete = [one for one in rounds.values() if {"dense", "kv 0.75"} <= one.keys()]
         if not complete:
             continue
@@ -252,14 +254,14 @@ def table(rows: list[dict[str, Any]]) -> str:
             statistics.median(one["dense"][part] for one in complete) for part in ("block", "attention")
         )
         cell["dense attention"] = f"{attention:.2f} s ({attention / whole:.0%})"
-        for way in list(WAYS)[1:]:
-            both = [(one["dense"], one[way]) for one in complete if way in one]
+        for contender in list(CONTENDERS)[1:]:
+            both = [(one["dense"], one[contender]) for one in complete if contender in one]
             faster = [
                 f"{statistics.median(dense[part] / merged[part] for dense, merged in both):.2f}x"
                 for part in ("attention", "block")
                 if both
             ]
-            cell[f"{way}: attention, block"] = ", ".join(faster) or "-"
+            cell[f"{contender}: attention, block"] = ", ".join(faster) or "-"
         plan = statistics.median(one["kv 0.75"]["plan"] / one["dense"]["attention"] for one in complete)
         cell["a plan"] = f"{plan:.1%}"
         cells.append(cell)
@@ -273,12 +275,14 @@ def memory(models: list[str], sizes: list[str]) -> str:
         model, *clocks = build(name)
         for size in sizes:
             grid = MODELS[name].sizes[size]
-            ways = ("dense", "dense", "kv 0.75")
-            rows = {way: measure(name, model, tuple(clocks), grid, way) for way in ways}
+            contenders = ("dense", "dense", "kv 0.75")
+            rows = {
+                contender: measure(name, model, tuple(clocks), grid, contender) for contender in contenders
+            }
             columns[""].append(MODELS[name].title)
             columns["size"].append(size)
-            for way, row in rows.items():
-                columns[way].append(f"{row['megabytes']:.0f} MB")
+            for contender, row in rows.items():
+                columns[contender].append(f"{row['megabytes']:.0f} MB")
             print(f"{name}, {size}", file=sys.stderr, flush=True)
     return markdown(columns)
 
@@ -297,25 +301,31 @@ def main() -> None:
         print(memory(args.models, args.sizes or ["1024 x 1024"]))
         return
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
-    done = {(row["model"], row["size"], row["round"], row["way"]) for row in rows}
+    done = {(row["model"], row["size"], row["round"], row["contender"]) for row in rows}
     todo = [
-        (name, size, number, way)
+        (name, size, number, contender)
         for name in args.models
         for size, grid in MODELS[name].sizes.items()
         if not args.sizes or size in args.sizes
         for number in range(ROUNDS if torch.Size(grid).numel() <= FEW else 1)
-        for way in WAYS
-        if (name, size, number, way) not in done
+        for contender in CONTENDERS
+        if (name, size, number, contender) not in done
     ]
     built = ""
-    for count, (name, size, number, way) in enumerate(todo, 1):
-        print(f"{count}/{len(todo)} {name}, {size}, {way}", file=sys.stderr, end=" ", flush=True)
+    for count, (name, size, number, contender) in enumerate(todo, 1):
+        print(f"{count}/{len(todo)} {name}, {size}, {contender}", file=sys.stderr, end=" ", flush=True)
         if built != name:
             model, *clocks = build(name)
             built = name
         grid = MODELS[name].sizes[size]
-        row = {"model": name, "size": size, "round": number, "way": way, "tokens": torch.Size(grid).numel()}
-        row |= measure(name, model, tuple(clocks), grid, way)
+        row = {
+            "model": name,
+            "size": size,
+            "round": number,
+            "contender": contender,
+            "tokens": torch.Size(grid).numel(),
+        }
+        row |= measure(name, model, tuple(clocks), grid, contender)
         print(f"attention {row['attention']:.1f} s, block {row['block']:.1f} s", file=sys.stderr, flush=True)
         rows.append(row)
         with args.out.open("a") as file:

@@ -86,7 +86,7 @@ def attention_error(file: Path, shape: tuple[int, ...], ratio: float) -> float:
     x, grid = real_tokens(file, NOISE)
     print(f"{file.stem}, {' x '.join(map(str, grid))} tokens, regions of {shape}", file=sys.stderr)
     config = PlanSettings(region_size=shape)
-    plan = toma.plan(x, grid, ratio, config.plan_settings())
+    plan = toma.plan(x, grid, ratio, config)
     short = plan.merge(x)
     scale = SHARPNESS / x.shape[-1]
     x, short, bias = x[:, None], short[:, None], plan.log_sizes()[:, None, None]  # one head

@@ -5,17 +5,21 @@ import os
 # Tiny models: more threads only wait for each other. torch reads this once, when it is imported, for threads
 # that tests start; the commands that they start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # more are processes that import torch again
 
 import fcntl
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
 from diffusers import DiffusionPipeline
 from pipelines import MAKERS, make
+from tiny import NAMES
+from xdist.scheduler import LoadScopeScheduling
 
 from tomadiff.tools.evaluate.weights import WEIGHTS, fetch
 
@@ -28,16 +32,39 @@ hypothesis.settings.register_profile("fuzz", max_examples=1000, database=None, d
 hypothesis.settings.load_profile("steady")
 
 
-# Files that take long go first, so that two workers end together. Ray's look for its processes: one by one.
-LONG = ("test_eval_ray", "test_serving", "test_families", "test_compile", "test_ui_browser", "test_promises")
+# Files that take long go first, and the many small groups of all families last: two workers end together.
+LONG = (
+    *("test_eval_ray", "test_serving", "test_compile", "test_promises", "test_robustness", "test_demo"),
+    *("test_ui_browser", "test_kernels", "test_composition"),
+)
+# Ray's look for its processes: one by one.
 GROUPS = {"test_eval_ray": "ray", "test_serving": "ray"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `make test`, which has two workers: a file is for one, as its tests share models and servers."""
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(GROUPS.get(item.path.stem, item.path.stem)))
+class Scheduler(LoadScopeScheduling):
+    """A file is for one worker, as its tests share models and servers; those of all families share a model.
+
+    Of xdist's own, `--dist loadgroup` groups nothing with pytest 9.2 (pytest-dev/pytest-xdist#1386).
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path, _, test = nodeid.partition("::")
+        file = Path(path).stem
+        models = [part for part in test.rstrip("]").replace("[", "-").split("-") if part in NAMES]
+        return f"family {models[0]}" if file == "test_families" and models else GROUPS.get(file, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
+    config.option.loadscopereorder = False  # it would begin with the groups of most tests
+    return Scheduler(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--screenshots"):  # they are written where they are asked for
+        items[:] = [item for item in items if not item.name.startswith("test_screenshots")]
+    order = {name: number for number, name in enumerate((*LONG, "others", "test_families"))}
+    items.sort(key=lambda item: order.get(item.path.stem, order["others"]))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

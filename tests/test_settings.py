@@ -17,9 +17,10 @@ from tiny import build, tiny
 import tomadiff
 from tomadiff import Config, settings_file
 from tomadiff.__main__ import formatted
-from tomadiff.config import MergingSettings
+from tomadiff.config import ConfigFields
+from tomadiff.core import RefreshSchedule
 from tomadiff.errors import ConfigError
-from tomadiff.models import unet
+from tomadiff.models import sana, unet
 from tomadiff.tools.cli import main
 from tomadiff.tools.method_spec import configuration, pairs
 
@@ -42,7 +43,30 @@ def test_a_config_comes_back_from_its_file_and_from_its_way(given: dict[str, Any
     found = settings_file.load(tmp_path / "some.json")
     assert found.config == config and found.notes == {"device": "abacus", "psnr": 41.5}
     ((method, ratio),), left_out = pairs([str(tmp_path / "some.json")], [0.1], unet.FAMILY)
-    assert configuration(method, ratio, unet.FAMILY) == config and not left_out
+    assert configuration(method, ratio, unet.FAMILY).resolve() == config.resolve() and not left_out
+
+
+def test_a_config_holds_what_was_asked_and_resolves_to_what_a_model_offers() -> None:
+    config = Config(ratio=0.25, interval=[0, 1, 3])
+    assert config.asked() == {"interval": (0, 1, 3), "ratio": 0.25} and config.where is None
+    assert config.resolve(unet.FAMILY).where == "span" and config.resolve(sana.FAMILY).where == "module"
+    model = build(tiny("sana"))
+    assert tomadiff.report(tomadiff.apply(model, Config(ratio=0.25))).settings["where"] == "module"
+
+
+def test_a_preset_takes_its_refreshes_from_the_family_also_in_a_file(tmp_path: Path) -> None:
+    config = Config(preset="toma_tile", refresh_weights=5)
+    settings_file.save(tmp_path / "some.json", config)
+    assert settings_file.load(tmp_path / "some.json").config == config
+    assert config.resolve(unet.FAMILY).refresh == RefreshSchedule(10, 5)
+    with pytest.raises(ConfigError, match="must be a multiple"):
+        config.resolve(sana.FAMILY)  # where the paper keeps plans for a single step
+
+
+def test_what_was_resolved_can_be_asked_for() -> None:
+    for given in CONFIGS:
+        resolved = Config(**given).resolve()
+        assert Config(**resolved.to_dict()).resolve() == resolved
 
 
 def test_a_file_has_only_what_was_asked_for(tmp_path: Path) -> None:
@@ -209,5 +233,5 @@ def test_files_of_the_same_name_have_rows_of_their_own(
 
 
 def test_editors_are_shown_every_setting_of_a_config() -> None:
-    shown = {"interval", "ratio", *MergingSettings.__annotations__}
+    shown = ConfigFields.__annotations__.keys()
     assert shown == {field.name for field in dataclasses.fields(Config)}

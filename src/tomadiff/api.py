@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .config import Config, Interval, MergingSettings, Ratios, make
+from .config import Config, ConfigFields, make
 from .errors import NotPatchedError
 from .models import FAMILIES, Family, custom, find_family
 from .models.custom import Sites
@@ -15,7 +15,7 @@ from .reporting import Report, make_report
 from .runtime import registration
 from .runtime.session import Session
 from .settings_file import load as load_settings
-from .settings_file import warn_of_another
+from .settings_file import made_for_another, warn_of_another
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,11 +27,8 @@ def apply(
     target: Target,
     config: Config | str | PathLike[str] | None = None,
     *,
-    interval: Interval | None = None,
-    ratio: Ratios | None = None,
-    preset: str | None = None,
     sites: Sites | None = None,
-    **settings: Unpack[MergingSettings],
+    **settings: Unpack[ConfigFields],
 ) -> Target:
     """Make a diffusers pipeline, UNet or transformer faster, by two means that go together.
 
@@ -39,26 +36,24 @@ def apply(
     tokens the transformer blocks drop in the steps that run, by merging tokens that are alike. With neither,
     the sampler and the number of steps decide, generation by generation; `tomadiff.report` tells how.
 
-    Give a `Config`, the name of a settings file, or fields of a `Config` by keyword, on top of a preset where
-    one is named ("toma", "toma_once", "toma_tile", "toma_stripe"). `sites` says where to merge in a model of
-    no declared family. Applying again replaces what was there. Returns the target.
+    Give a `Config`, the name of a settings file, or fields of a `Config` by keyword, as in ratio=0.5.
+    `sites` says where to merge in a model of no declared family. Applying again replaces what was there.
+    Returns the target.
     """
-    asked = {"interval": interval, "ratio": ratio}
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None} | {**settings}
     path = file = None
     if isinstance(config, (str, PathLike)):
         path, file = config, load_settings(config)
-        # as if by keyword, so that what it leaves out is as the model allows; beside others, it is refused
-        config, given = (file.config, given) if given or preset else (None, file.given)
+        config = file.config
+    config, denoisers = make(config, settings), registration.denoisers(target)
+    made_for = made_for_another(file, denoisers[0][0]) if file else None
     sessions = []
-    for model, pipeline in registration.denoisers(target):
+    for model, pipeline in denoisers:
         family = find_family(model) if sites is None else custom.family(model, sites)
-        more = () if family is None else (family.paper_reuse, family.offers)
-        sessions.append(Session(model, family, make(config, preset, given, *more), pipeline))
-    made_for = warn_of_another(path, file, sessions[0].model) if path and file else None
+        sessions.append(Session(model, family, config, pipeline, made_for))
+    if path and file:
+        warn_of_another(path, file, denoisers[0][0])
     remove(target)
     for session in sessions:
-        session.made_for = made_for
         registration.attach(session)
     return target
 
@@ -86,15 +81,12 @@ def merged(
     target: Target,
     config: Config | str | PathLike[str] | None = None,
     *,
-    interval: Interval | None = None,
-    ratio: Ratios | None = None,
-    preset: str | None = None,
     sites: Sites | None = None,
-    **settings: Unpack[MergingSettings],
+    **settings: Unpack[ConfigFields],
 ) -> Iterator[Target]:
     """`apply` for the length of a `with` block, then again what was there before."""
     models, before = [model for model, _ in registration.denoisers(target)], _sessions(target)
-    apply(target, config, interval=interval, ratio=ratio, preset=preset, sites=sites, **settings)
+    apply(target, config, sites=sites, **settings)
     try:
         yield target
     finally:

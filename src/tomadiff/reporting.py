@@ -1,43 +1,43 @@
-"""What was done to a model's calls: an honest account, as a table and as data."""
+"""The report of what was done to a model's calls, as a table and as data."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .config import Config
 from .runtime.session import Session
 
 
 @dataclass(frozen=True)
 class SiteReport:
-    """One site: the tokens it was given and those that it ran on when last merged, and how often it ran."""
+    """One site: its tokens before and after merging in the last merged call, and how often it ran."""
 
     name: str
     kind: str
     level: int
     tokens: int
     kept: int
-    all_kept: list[int]  # one after the other, where ranges of steps differ
+    all_kept: list[int]  # numbers of merged tokens at all ratios so far; several if ranges of steps differ
     calls: int
-    dense_calls: int  # of these, left dense on purpose
+    dense_calls: int  # those of the calls that settings left dense
 
 
 @dataclass(frozen=True)
 class Report:
     model: str
-    family: str  # "" where the model is of none, and nothing can be merged
-    settings: dict[str, Any]
-    made_for: str | None  # the class of models that the settings file was made for, if it is another
+    family: str  # "" if the model has none, so that nothing can be merged
+    asked: dict[str, Any]  # the settings that were given
+    settings: dict[str, Any]  # all of them, as they are for this model
+    made_for: str | None  # the model class that the settings file was made for, if it differs from this one
     sites: list[SiteReport]
     generations: int
-    steps: dict[str, int]  # "run", and those whose output was "forecast"
-    model_calls: dict[str, int]  # the same in calls: guidance may make several in a step
-    why: str  # the last generation ran the steps that it did
+    steps: dict[str, int]  # numbers of steps that were "run" and "forecast"
+    model_calls: dict[str, int]  # the same for calls: guidance may make several per step
+    why: str  # why the last generation ran these steps
     refreshes: dict[str, int]  # plans made: whole ones ("destinations"), and those with new "weights" only
-    held: int  # bytes of plans and forecasts, between the steps of a generation
+    held: int  # bytes of plans and outputs that are kept between steps at the moment
     auto: list[str]  # what auto found, for each size
-    seconds: dict[str, float] | None  # "plan", "merge", "unmerge", "model"; None where our clock can't tell
+    seconds: dict[str, float] | None  # "plan", "merge", "unmerge", "model"; None on an asynchronous device
 
     @property
     def overhead(self) -> float | None:
@@ -51,7 +51,7 @@ class Report:
 
     def __str__(self) -> str:
         on = f"{self.model} ({self.family})" if self.family else self.model
-        lines = [f"tomadiff on {on}: {_changed(self.settings)}"]
+        lines = [f"tomadiff on {on}: {_summary(self.asked, self.settings)}"]
         if self.made_for:
             lines.append(f"these settings were made for {self.made_for}, not for this model")
         lines.append(
@@ -69,7 +69,7 @@ class Report:
         if not self.generations:
             lines.append("not called yet: tokens and times are known after a generation")
         elif self.overhead is None or self.seconds is None:
-            lines.append("times are not known: this device works while the host goes on")
+            lines.append("times are not known: this device runs asynchronously")
         elif self.sites:
             parts = ", ".join(f"{name} {self.seconds[name]:.3f} s" for name in ("plan", "merge", "unmerge"))
             lines.append(f"{parts}: {self.overhead:.1%} of the model's {self.seconds['model']:.2f} s")
@@ -77,11 +77,12 @@ class Report:
 
 
 def make_report(sessions: list[Session], second: str | None = None) -> Report:
-    """Of one model, or of those that take turns in a generation, the second of which has this name."""
+    """The report of one model, or of two that take turns; `second` is the name of the other one."""
     first, timed = sessions[0], all(session.times.known for session in sessions)
     return Report(
         model=type(first.model).__name__,
         family=first.family.name if first.family else "",
+        asked=first.asked.asked(),
         settings=first.config.to_dict(),
         made_for=first.made_for,
         sites=[
@@ -117,8 +118,13 @@ def _sums(counts: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: sum(count[name] for count in counts) for name in counts[0]}
 
 
-def _changed(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in Config(**settings).asked().items())
+def _summary(asked: dict[str, Any], settings: dict[str, Any]) -> str:
+    """Interval and ratio, and what else was asked for."""
+    shown = {name: settings[name] for name in ("interval", "ratio") if settings[name] is not None}
+    if shown["interval"] == 1 and "ratio" in shown:  # a ratio alone runs every step
+        del shown["interval"]
+    others = {name: value for name, value in asked.items() if name not in ("interval", "ratio")}
+    return ", ".join(f"{name}={value}" for name, value in {**shown, **others}.items())
 
 
 def _table(sites: list[SiteReport]) -> list[str]:

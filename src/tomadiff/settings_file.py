@@ -27,7 +27,6 @@ class Settings:
 
     config: Config
     notes: dict[str, Any] = field(default_factory=dict)
-    given: dict[str, Any] = field(default_factory=dict)  # of the configuration, what the file says
 
 
 def save(path: str | PathLike[str], config: Config, notes: Mapping[str, Any] | None = None) -> None:
@@ -59,22 +58,26 @@ def load(path: str | PathLike[str]) -> Settings:
         raise ConfigError(f'{fspath(path)}: "config" must be an object with settings, and "notes" one, too')
     try:
         given = {name: _revive(value) for name, value in config.items()}
-        return Settings(make(None, None, given), notes, given)
+        return Settings(make(None, given), notes)
     except ValueError as error:
         raise ConfigError(f"{fspath(path)}: {error}") from error
 
 
-def warn_of_another(path: str | PathLike[str], found: Settings, model: nn.Module) -> str | None:
-    """Say so if a file was made for models of another class, and return that; a file need not say it."""
-    made_for, here = found.notes.get(MADE_FOR), type(model).__name__
-    if made_for is None or made_for == here:
-        return None
-    warnings.warn(
-        f"{fspath(path)} was made for {made_for}, and this is {here}: what is fast and close there need not "
-        "be so here; measure it with `tomadiff eval`, or find others with `tomadiff tune`",
-        stacklevel=3,
-    )
-    return str(made_for)
+def made_for_another(found: Settings, model: nn.Module) -> str | None:
+    """The class of models that the settings were measured with, if the file names another than this one's."""
+    made_for = found.notes.get(MADE_FOR)
+    return None if made_for in (None, type(model).__name__) else str(made_for)
+
+
+def warn_of_another(path: str | PathLike[str], found: Settings, model: nn.Module) -> None:
+    """Warn if the settings were measured with models of another class."""
+    if made_for := made_for_another(found, model):
+        warnings.warn(
+            f"{fspath(path)} was made for {made_for}, and this is {type(model).__name__}: what is fast and "
+            "close there need not be so here; measure it with `tomadiff eval`, or find others with "
+            "`tomadiff tune`",
+            stacklevel=3,
+        )
 
 
 def _read(path: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -135,6 +136,7 @@ def picture(seed: int = 0, size: int = 128, channels: int = 3) -> Tensor:
 # -- LoRA --------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def lora(name: str) -> dict[str, Tensor]:
     """Weights of a LoRA on attention and MLPs, as a training would save them."""
     layers = ["to_q", "to_k", "to_v", "to_out.0", "net.0.proj", "net.2", "proj_mlp", "proj_out"]
@@ -172,7 +174,7 @@ def test_a_lora_acts_on_merged_tokens_alike_before_and_after_apply_and_comes_off
 def test_a_fused_lora_acts_as_one_that_is_loaded(name: str) -> None:
     pipe = tomadiff.apply(make(name), ratio=0.5)
     plain = draw(pipe)
-    pipe.load_lora_weights(lora(name))
+    pipe.load_lora_weights(dict(lora(name)))
     loaded = draw(pipe)
     pipe.fuse_lora()
     fused = draw(pipe)
@@ -190,7 +192,7 @@ def test_a_lora_in_the_place_of_a_merged_layer_is_refused_until_apply_is_called_
     settings = {"where": "module", "modules": "mlp"}
     pipe = tomadiff.apply(make("flux"), **settings)
     plain = draw(pipe)
-    pipe.load_lora_weights(lora("flux"))
+    pipe.load_lora_weights(dict(lora("flux")))
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"tomadiff\.apply again"):
             draw(pipe)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import tomadiff
 from tomadiff import Config
+from tomadiff.errors import ConfigError
 from tomadiff.methods import METHODS, PlanSettings, todo, tofu, tome
 
 GRIDS = st.tuples(st.integers(2, 9), st.integers(2, 9))
@@ -213,17 +214,26 @@ def test_frames_of_a_video_are_merged_each_for_itself(method: str, shifted: bool
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.sampled_from(["toma", "tome", "tofu", "todo", "ideal"]),
+    st.sampled_from(list(METHODS)),
     st.lists(st.integers(1, 9), min_size=2, max_size=3),
     st.sampled_from([0.25, 0.5, 0.75]),
     st.booleans(),
 )
-def test_lengths_are_foretold(method: str, sides: list[int], ratio: float, shifted: bool) -> None:
-    ratio, grid = 0.75 if method == "todo" else ratio, tuple(sides)
-    plan = METHODS[method].plan(
-        features(0, 1, math.prod(grid), 4), grid, ratio, PlanSettings(), shifted=shifted
-    )
-    assert plan.destinations.shape == (1, METHODS[method].length(grid, ratio, PlanSettings()))
+def test_length_is_the_number_of_merged_tokens(
+    name: str, sides: list[int], ratio: float, shifted: bool
+) -> None:
+    method, grid = METHODS[name], tuple(sides)
+    try:
+        method.check_ratio(ratio)
+    except ConfigError:
+        ratio = method.defaults["ratio"]
+    plan = method.plan(features(0, 1, math.prod(grid), 4), grid, ratio, PlanSettings(), shifted=shifted)
+    assert plan.destinations.shape == (1, method.length(grid, ratio, PlanSettings()))
+
+
+def test_a_method_without_a_needed_default_says_which() -> None:
+    with pytest.raises(TypeError, match="'tome' has no default for where"):
+        dataclasses.replace(tome.METHOD, defaults={"ratio": 0.5})
 
 
 # -- keys and values alone ---------------------------------------------------------------------------------
@@ -262,7 +272,7 @@ def test_unet_attends_from_all_queries_to_merged_keys(method: str, weigh_keys: b
     config = Config(method=method, where="kv", weigh_keys=weigh_keys, dense_blocks=0)
     tomadiff.apply(model, config)
     _, output = called(model, attn)
-    plan = METHODS[method].plan(x, (16, 16), config.ratio, config.plan_settings())
+    plan = METHODS[method].plan(x, (16, 16), config.resolve().ratio, config.resolve().plan)
     merged = plan.merge(x)
     q, k, v = (heads_of(p, attn.heads) for p in (attn.to_q(x), attn.to_k(merged), attn.to_v(merged)))
     bias = plan.log_sizes()[:, None, None] if weigh_keys else 0.0
@@ -278,7 +288,7 @@ def test_sd3_attends_from_all_queries_to_merged_keys() -> None:
     config = Config(where="kv", dense_blocks=0)
     tomadiff.apply(model, config)
     _, (image_out, _) = called(model, attn)
-    plan = METHODS["toma"].plan(x, (8, 8), config.ratio, config.plan_settings())
+    plan = METHODS["toma"].plan(x, (8, 8), config.resolve().ratio, config.resolve().plan)
     merged = plan.merge(x)
 
     def joined(image: Tensor, own: str, added: str, norm: nn.Module | None, norm_added: Any) -> Tensor:
@@ -313,7 +323,7 @@ def test_flux_keys_have_the_positions_of_their_destinations(weigh_keys: bool) ->
         if hook.bound.block is not model.single_transformer_blocks[0]:
             hook.site = dataclasses.replace(hook.site, kind="left dense")
     _, output = called(model, attn)
-    plan = METHODS["toma"].plan(x[:, text:], (8, 8), 0.5, config.plan_settings())
+    plan = METHODS["toma"].plan(x[:, text:], (8, 8), 0.5, config.resolve().plan)
     merged = torch.cat([x[:, :text], plan.merge(x[:, text:])], dim=1)
     places = torch.cat([torch.arange(text), text + plan.destinations[0]])
     q = attn.norm_q(attn.to_q(x).unflatten(-1, (-1, attn.head_dim)))

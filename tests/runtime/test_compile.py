@@ -22,8 +22,9 @@ STEPS = 9
 # as small as can be, since each is compiled twice and more
 SHALLOW: dict[str, dict[str, Any]] = {
     "unet": {
-        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
-        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+        "block_out_channels": (16,),
+        "down_block_types": ("CrossAttnDownBlock2D",),
+        "up_block_types": ("CrossAttnUpBlock2D",),
         "mid_block_type": None,
     },
     "sd3": {"num_layers": 2},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from pipelines import bare_call, denoiser, draw, make, text
 
 import tomadiff
 from tomadiff.errors import ConfigError, NotPatchedError, UnsupportedModelError
+from tomadiff.models import Site, unet
+from tomadiff.runtime.sites import find
 
 
 @pytest.mark.parametrize(
@@ -251,6 +254,14 @@ def test_tokens_that_are_no_grid_are_refused_unless_stripes_do() -> None:
 def grid_ids(height: int, width: int, image: int) -> torch.Tensor:
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     return torch.stack([torch.full_like(rows, image), rows, columns], dim=-1).reshape(-1, 3).float()
+
+
+def test_a_declaration_with_an_argument_that_a_module_lacks_is_told() -> None:
+    wrong = dataclasses.replace(unet.FAMILY.blocks[0], modules=(Site("mlp", "ff", tokens="x"),))
+    family = dataclasses.replace(unet.FAMILY, blocks=(wrong,))
+    config = tomadiff.Config(where="module", modules="mlp").resolve(family)
+    with pytest.raises(UnsupportedModelError, match="tokens='x' for ff, and FeedForward takes hidden_states"):
+        find(make("sd1").unet, family, config)
 
 
 @pytest.mark.parametrize("name", ["sdxl", "flux"])

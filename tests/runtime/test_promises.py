@@ -199,6 +199,8 @@ def test_any_size_works_and_keeps_what_the_ratio_says(
 ) -> None:
     if name in ("sd3", "flux"):  # these take multiples of 16 only
         size = (size[0] // 16 * 16, size[1] // 16 * 16)
+    elif name == "sd1" and max(size) > 1000:  # as many tokens as the others: it attends to all its latents
+        size = (size[0] // 16 * 8, size[1] // 16 * 8)
     tomadiff.apply(pipe, ratio=0.4)
     assert draw(pipe, size=size, steps=1, guidance=1.0).isfinite().all()
     for site in tomadiff.report(pipe).sites:
@@ -482,13 +484,13 @@ def test_controlnet_residuals_reach_the_whole_tokens() -> None:
         assert distance(blocks, without) > 1e-3
 
 
-def test_a_span_of_one_block_equals_a_block(name: str) -> None:
+def test_a_span_of_one_block_equals_a_block(pipe: DiffusionPipeline) -> None:
     """On ragged grids too."""
     for settings in ({}, {"shift": True, "share": "block"}, {"assign": "global"}, {"regions": "stripe"}):
         settings = {"share": "kind", "refresh_destinations": 1, "refresh_weights": 1, **settings}
         drawn = []
         for where in ("block", "span"):
-            pipe = tomadiff.apply(make(name), ratio=0.4, where=where, **settings)
+            tomadiff.apply(pipe, ratio=0.4, where=where, **settings)
             for hook in denoiser(pipe)._tomadiff.sites:
                 hook.span = Span(hook.index, [hook])
             drawn.append(draw(pipe, seeds=(0, 1), size=(176, 272)))
@@ -516,9 +518,8 @@ def test_offloading_does_not_lose_the_count_of_generations() -> None:
 
 def test_a_cache_that_skips_blocks_finds_tokens_in_their_order() -> None:
     """Also with spans of blocks, whose middle blocks hand on merged tokens."""
-    results = []
+    results, model = [], denoiser(make("flux"))
     for spans in (True, False):
-        model = denoiser(make("flux"))
         tomadiff.apply(model, ratio=0.5)
         model.enable_cache(FirstBlockCacheConfig(threshold=1e9))  # always skip, after the first step
         if not spans:
@@ -527,6 +528,7 @@ def test_a_cache_that_skips_blocks_finds_tokens_in_their_order() -> None:
         call = bare_call(model)
         with torch.no_grad(), model.cache_context("cond"):
             results += [model(**call)[0], model(**call | {"timestep": torch.tensor([0.4])})[0]]
+        model.disable_cache()
     assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
     assert distance(results[0], results[1]) > 0
 

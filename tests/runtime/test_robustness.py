@@ -109,12 +109,12 @@ def test_a_model_that_two_threads_call_at_once_is_refused_and_goes_on_after() ->
 
     def wait(*_: Any) -> None:
         inside.set()
-        assert finished.wait(60)
+        assert finished.wait(600)
 
     handle = inner.register_forward_pre_hook(wait)
     with ThreadPoolExecutor(1) as threads:
         slow = threads.submit(draw, pipe, seeds)
-        assert inside.wait(60)
+        assert inside.wait(600)
         handle.remove()
         with pytest.raises(ConfigError, match=r"in the middle of a call.*take turns"):
             draw(make_other(pipe), seeds=(3,))

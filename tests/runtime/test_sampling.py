@@ -265,8 +265,8 @@ def seeded() -> torch.Generator:
 
 @pytest.mark.parametrize("eta", [0.0, 0.5])
 def test_the_watch_sees_the_eta_of_a_pipelines_call_and_changes_nothing(eta: float) -> None:
-    expected = draw(ddim(), eta=eta, generator=seeded(), steps=3)
     pipe = ddim()
+    expected = draw(pipe, eta=eta, generator=seeded(), steps=3)
     watch = watch_first_step(pipe.scheduler)
     assert watch.arguments is None
     assert torch.equal(draw(pipe, eta=eta, generator=seeded(), steps=3), expected)

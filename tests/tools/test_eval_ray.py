@@ -181,7 +181,7 @@ def test_a_cluster_that_is_lost_midway_leaves_a_summary_and_can_be_resumed(
 ) -> None:
     """Through Ray's client, whose end of the line is killed."""
     command = ["eval", *SMALL, "--limit", "4", "--metrics", "psnr", "-o", str(tmp_path), "--engine", "ray"]
-    command += ["--address", f"ray://127.0.0.1:{free_port}"]
+    command += ["--workers", "1", "--address", f"ray://127.0.0.1:{free_port}"]
     keep = Store.add
 
     def keep_and_kill(store: Store, drawing: Drawing) -> None:

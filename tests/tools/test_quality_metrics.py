@@ -204,8 +204,21 @@ def test_statistics_that_do_not_exist_are_named(tmp_path: Path) -> None:
 # --- the real Inception and LPIPS --------------------------------------------------------------------------
 
 
-def test_inception_tells_pictures_apart_and_repeats_itself(real: None) -> None:
-    inception = Inception()
+@pytest.fixture(scope="module")
+def inception(downloaded: Path) -> Inception:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOMADIFF_CACHE", str(downloaded))
+        return Inception().load()
+
+
+@pytest.fixture(scope="module")
+def lpips(downloaded: Path) -> Lpips:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOMADIFF_CACHE", str(downloaded))
+        return Lpips().load()
+
+
+def test_inception_tells_pictures_apart_and_repeats_itself(inception: Inception) -> None:
     features = inception(pictures(3))
     assert features.shape == (3, 2048)
     assert features.min() >= 0  # means of what a ReLU let through
@@ -213,29 +226,26 @@ def test_inception_tells_pictures_apart_and_repeats_itself(real: None) -> None:
     assert (features[0] - features[1]).norm() > 1
 
 
-def test_inception_prepares_pictures_as_it_did_before(real: None) -> None:
+def test_inception_prepares_pictures_as_it_did_before(inception: Inception) -> None:
     """Or statistics kept in files would no longer fit: grey knows the range, the others the resizing."""
     grey, emoji = torch.full((1, 3, 299, 299), 0.5), pictures(2)
-    inception = Inception()
     assert inception(grey).norm().item() == pytest.approx(13.0365, abs=1e-3)
     assert inception(emoji).norm(dim=1).tolist() == pytest.approx([19.4445, 19.0908], abs=1e-3)
 
 
-def test_inception_takes_any_size_as_if_it_were_its_own(real: None) -> None:
+def test_inception_takes_any_size_as_if_it_were_its_own(inception: Inception) -> None:
     small = pictures(1)
     large = F.interpolate(small, (299, 299), mode="bilinear", align_corners=False)
-    inception = Inception()
     torch.testing.assert_close(inception(small), inception(large))
 
 
-def test_statistics_of_a_folder_are_those_of_its_pictures(real: None, tmp_path: Path) -> None:
+def test_statistics_of_a_folder_are_those_of_its_pictures(inception: Inception, tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     sizes = [(40, 40), (64, 48), (30, 90)]
     for i, size in enumerate(sizes):
         pixels = (random(*size, 3, seed=i) * 255).byte().numpy()
         Image.fromarray(pixels).save(tmp_path / ("below" if i else ".") / f"{i}.png")
     (tmp_path / "notes.txt").write_text("not a picture")
-    inception = Inception()
     found = inception.statistics(tmp_path, batch=2)
     each = [inception(read_picture(path)) for path in sorted(tmp_path.rglob("*.png"))]
     expected = Statistics.of(each)
@@ -268,15 +278,15 @@ def test_a_broken_picture_is_named(tmp_path: Path) -> None:
         read_picture(tmp_path / "broken.png")
 
 
-def test_lpips_is_what_the_authors_code_says(real: None) -> None:
+def test_lpips_is_what_the_authors_code_says(lpips: Lpips) -> None:
     """Computed once with lpips 0.1.4 on this backbone, for each picture and its mirror image."""
     x = pictures(3)
     expected = [0.159674, 0.194566, 0.207235]
-    assert Lpips()(x, x.flip(-1)).tolist() == pytest.approx(expected, abs=1e-4)
+    assert lpips(x, x.flip(-1)).tolist() == pytest.approx(expected, abs=1e-4)
 
 
-def test_lpips_is_zero_for_equal_pictures_symmetric_and_grows_with_noise(real: None) -> None:
-    lpips, a = Lpips(), pictures()
+def test_lpips_is_zero_for_equal_pictures_symmetric_and_grows_with_noise(lpips: Lpips) -> None:
+    a = pictures()
     noise = random(*a.shape, seed=1).float() - 0.5
     slight, medium, strong = ((a + x * noise).clamp(0, 1) for x in (0.02, 0.2, 0.8))
     assert lpips(a, a).tolist() == [0, 0, 0, 0]
@@ -285,16 +295,16 @@ def test_lpips_is_zero_for_equal_pictures_symmetric_and_grows_with_noise(real: N
     assert (lpips(a, medium) < lpips(a, strong)).all()
 
 
-def test_lpips_of_a_picture_does_not_depend_on_the_batch(real: None) -> None:
-    lpips, a, b = Lpips(), pictures(), pictures().flip(-1)
+def test_lpips_of_a_picture_does_not_depend_on_the_batch(lpips: Lpips) -> None:
+    a, b = pictures(), pictures().flip(-1)
     torch.testing.assert_close(lpips(a, b)[2:3], lpips(a[2:3], b[2:3]), rtol=1e-4, atol=1e-6)
 
 
-def test_lpips_says_what_is_too_small(real: None) -> None:
+def test_lpips_says_what_is_too_small(lpips: Lpips) -> None:
     x = random(1, 3, 31, 40).float()
-    assert math.isfinite(Lpips()(x, 1 - x))
+    assert math.isfinite(lpips(x, 1 - x))
     with pytest.raises(ValueError, match="needs 31 pixels a side"):
-        Lpips()(x[:, :, 1:], x[:, :, 1:])
+        lpips(x[:, :, 1:], x[:, :, 1:])
 
 
 @pytest.mark.parametrize(

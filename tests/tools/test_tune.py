@@ -6,16 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from pipelines import denoiser, make
 from tiny import build, tiny
+from torch import nn
 
 import tomadiff
 from tomadiff import settings_file
+from tomadiff.config import ResolvedConfig
 from tomadiff.models import family_of
 from tomadiff.tools import tune
 from tomadiff.tools.cli import main
-from tomadiff.tools.evaluate.job import REFERENCE, ImageGenerator, encode
+from tomadiff.tools.evaluate.job import REFERENCE, ImageGenerator
+from tomadiff.tools.evaluate.pictures import open_picture
 from tomadiff.tools.evaluate.store import read_rows
 from tomadiff.tools.generate import Request, draw
 from tomadiff.tools.loading import load
@@ -41,6 +46,11 @@ FOLDER = Path("tuning/emoji-unet")  # where nothing else is asked for
 def line(method: str, speedup: float | None, psnr: float, pictures: int = 8) -> dict[str, Any]:
     found = {"method": method, "ratio": 0.5, "speedup": speedup, "pictures": pictures, "psnr_worst": psnr - 1}
     return found | {"psnr": psnr, "ssim": psnr / 100}
+
+
+def distance(a: Image.Image, b: Image.Image) -> float:
+    """The mean difference of their colours, of 255."""
+    return float(np.abs(np.array(a, dtype=float) - np.array(b, dtype=float)).mean())
 
 
 LINES = [line("a", 1.2, 40), line("b", 1.5, 31), line("c", 1.9, 29), line("d", 1.01, 50), line("e", None, 45)]
@@ -86,17 +96,16 @@ def test_the_better_half_goes_on_and_the_safest_with_it() -> None:
 
 
 def test_settings_that_a_model_can_not_honour_are_no_candidates() -> None:
-    def found(name: str) -> list[tomadiff.Config]:
-        model = denoiser(make(name))
-        return tune.candidates(model, family_of(model))
+    def found(model: nn.Module) -> list[ResolvedConfig]:
+        family = family_of(model)
+        return [config.resolve(family) for config in tune.candidates(model, family)]
 
-    assert any(config.ratio == {2: 0.75, 4: 0.25} for config in found("sdxl"))
-    sd3, flux = found("sd3"), found("flux")
+    assert any(config.ratio == {2: 0.75, 4: 0.25} for config in found(denoiser(make("sdxl"))))
+    sd3, flux = (found(denoiser(make(name))) for name in ("sd3", "flux"))
     assert any(config.weigh_keys for config in sd3) and any(config.weigh_keys for config in flux)
     assert all(isinstance(config.ratio, float) for config in sd3), "one level only"
     assert len(flux) > 10
-    model = build(tiny("sana"))
-    sana = tune.candidates(model, family_of(model))
+    sana = found(build(tiny("sana")))
     assert {config.where for config in sana} == {"module", "kv"}
     assert not any(config.weigh_keys for config in sana), "linear attention has no logits to add to"
 
@@ -135,9 +144,10 @@ def test_the_command_writes_settings_that_draw_what_was_measured(
     pipe = tomadiff.apply(load("emoji-unet"), FOLDER / "settings.json")
     picture, _ = draw(pipe, Request(first, 0, 2, (32, 32)))
     pictures = [row for row in read_rows(FOLDER / "rows.jsonl") if row["prompt"] == first]
-    same = [row for row in pictures if (FOLDER / row["file"]).read_bytes() == encode(picture)]
-    configs = [tune.configuration(row["method"], row["ratio"], family_of(pipe.unet)) for row in same]
-    assert configs == [found.config]
+    # the nearest: weights at other addresses may round otherwise
+    same = min(pictures, key=lambda row: distance(open_picture(FOLDER / row["file"]), picture))
+    assert distance(open_picture(FOLDER / same["file"]), picture) < 1
+    assert tune.configuration(same["method"], same["ratio"], family_of(pipe.unet)) == found.config
 
 
 def test_steps_are_placed_by_calibration_and_written_as_a_list(

@@ -52,15 +52,15 @@ class Plan:
 
     def merge(self, x: Tensor) -> Tensor:
         split = self.regions.split(self.regions.arrange(x))
-        return self.slots.pack(torch.bmm(self.merging.to(x.dtype), split))
+        return self.slots.pack(torch.bmm(_in_dtype_of(x, self.merging), split))
 
     def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
         y = self.slots.unpack(y if onto is None else y - merged)
-        unmerging = self.unmerging.to(y.dtype)
+        unmerging = _in_dtype_of(y, self.unmerging)
         if onto is None:
             x = torch.bmm(unmerging, y)
         else:
-            split = self.regions.split(self.regions.arrange(onto.to(y.dtype)))
+            split = self.regions.split(self.regions.arrange(_in_dtype_of(y, onto)))
             x = torch.baddbmm(split, unmerging, y)
         return self.regions.restore(x.reshape(-1, self.regions.count * self.regions.size, y.shape[-1]))
 
@@ -78,6 +78,11 @@ class Plan:
         return self.slots.pack(self.assignment.sum(-1)).clamp_min(1e-4).log()
 
 
+def _in_dtype_of(x: Tensor, other: Tensor) -> Tensor:
+    """`other`, cast if it has to be: even a cast that does nothing takes a microsecond of the host."""
+    return other if other.dtype == x.dtype else other.to(x.dtype)
+
+
 def destination_rows(
     destinations: Tensor, tokens: int, table: Tensor, axis: int = 0, before: int | None = None
 ) -> Tensor:
@@ -88,13 +93,23 @@ def destination_rows(
     [L + N + M, ...] -> [B, L + K + M, ...]. Otherwise the first axis is the batch, of size 1 or B:
     [1, ..., L + N + M, ...] -> [B, ..., L + K + M, ...]. `before` is L; by default M is 0.
     """
-    places, length = destinations, table.shape[axis]
+    length = table.shape[axis]
     before = length - tokens if before is None else before
-    if length > tokens:
-        others = torch.arange(length, device=places.device).expand(len(places), -1)
-        places = torch.cat([others[:, :before], places + before, others[:, before + tokens :]], dim=1)
+    return rows_at(places_in_table(destinations, tokens, length, before), table, axis)
+
+
+def places_in_table(destinations: Tensor, tokens: int, length: int, before: int) -> Tensor:
+    """The rows of the merged sequence in a table of this length: [B, K] -> [B, L + K + M]."""
+    if length <= tokens:
+        return destinations
+    others = torch.arange(length, device=destinations.device).expand(len(destinations), -1)
+    return torch.cat([others[:, :before], destinations + before, others[:, before + tokens :]], dim=1)
+
+
+def rows_at(places: Tensor, table: Tensor, axis: int = 0) -> Tensor:
+    """The rows of a table at these places, [B, S], for each sample; axes as in `destination_rows`."""
     if axis == 0:
-        return table[places]
+        return table.index_select(0, places.flatten()).unflatten(0, places.shape)
     table = table.movedim(axis, 1)
     samples = torch.arange(len(places), device=places.device)[:, None]
     return (table[0][places] if len(table) == 1 else table[samples, places]).movedim(1, axis)

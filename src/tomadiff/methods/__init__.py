@@ -1,4 +1,4 @@
-"""Token reduction methods, one file each. Each has a `METHOD`, which says all that others have to know."""
+"""Token reduction methods, one file each, which defines a `METHOD`."""
 
 from . import ideal, todo, tofu, toma, tome
 from .method import MODULES, Method, PlanSettings

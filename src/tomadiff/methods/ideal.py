@@ -1,4 +1,4 @@
-"""No merging: sites run on the first tokens. The most that token reduction could save, to measure by."""
+"""No merging: sites run on the first K tokens. An upper limit of what token reduction can save."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ METHOD = Method(
     plan=plan,
     length=toma.length,
     defaults=toma.METHOD.defaults,
-    defaults_beyond_regions=toma.METHOD.defaults_beyond_regions,
+    dependent_defaults=toma.dependent_defaults,
     keeps_destinations=True,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -11,6 +11,11 @@ from torch import Tensor
 from tomadiff.core import MergePlan
 
 MODULES = ("self", "cross", "mlp")  # the modules of a block that can be merged on their own
+# the settings that a method must have defaults for; those in PlanSettings are up to it
+REQUIRED = (
+    *("ratio", "where", "modules", "refresh_destinations", "refresh_weights"),
+    *("share", "dense_blocks", "shift"),
+)
 
 Grid = tuple[int, ...]
 
@@ -54,20 +59,31 @@ class Requirement(NamedTuple):
 
 
 def any_ratio(ratio: float) -> None:
-    """All of them can be had."""
+    """Accept every ratio."""
+
+
+def no_changes(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Keep all defaults, whatever the other settings are."""
+    return {}
 
 
 @dataclass(frozen=True)
 class Method:
-    """All that has to be known of a method. `defaults` has every setting that it can honour."""
+    """Everything that the rest of the package needs to know about a method."""
 
     name: str
     plan: PlanFunction
-    length: Callable[[Grid, float, PlanSettings], int]  # how many tokens plans keep, by grid and ratio
-    defaults: Mapping[str, Any]
-    # what replaces them if tokens are merged beyond regions (globally), or only keys and values are
-    defaults_beyond_regions: Mapping[str, Any] = field(default_factory=dict)
+    length: Callable[[Grid, float, PlanSettings], int]  # number of merged tokens, by grid and ratio
+    defaults: Mapping[str, Any]  # every setting that the method has; others are refused
+    # dependent_defaults(settings): the defaults that differ because of other settings, for example because
+    # of regions="global"; `settings` has a value for each, asked for or by default
+    dependent_defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = no_changes
     requires: tuple[Requirement, ...] = ()
-    check_ratio: Callable[[float], None] = any_ratio  # raises a ConfigError for those that can't be had
-    from_block_input: bool = False  # plan once for each block, from its input, and not for each module
-    keeps_destinations: bool = False  # weights can be made anew for the same destinations
+    check_ratio: Callable[[float], None] = any_ratio  # raises a ConfigError for a ratio that it can't do
+    from_block_input: bool = False  # one plan per block, made from the block's input, not one per module
+    keeps_destinations: bool = False  # can recompute weights for given destinations
+
+    def __post_init__(self) -> None:
+        missing = [name for name in REQUIRED if name not in self.defaults]
+        if missing:
+            raise TypeError(f"method {self.name!r} has no default for {', '.join(missing)}")

@@ -17,7 +17,7 @@ from .tome import DEFAULTS
 
 @dataclass(frozen=True)
 class Downsampling:
-    """One token of each cell, the nearest neighbour of a coarser grid, stands for all of it."""
+    """Nearest-neighbour downsampling: one token of each cell stands for all tokens of the cell."""
 
     destinations: Tensor  # [B, K]
     cells: Tensor  # [N] the cell of each token
@@ -26,7 +26,7 @@ class Downsampling:
         return x.index_select(1, self.destinations[0])
 
     def unmerge(self, y: Tensor, onto: Tensor | None = None, merged: Tensor | None = None) -> Tensor:
-        """Upsampling: each token gets a copy of what stands for its cell."""
+        """Upsampling: each token gets a copy of its cell's token."""
         return y[:, self.cells] if onto is None else onto + (y - merged)[:, self.cells]
 
     def owners(self) -> Tensor:
@@ -47,7 +47,7 @@ def plan(
     depth: float = 0.0,
     destinations: Tensor | None = None,
 ) -> Downsampling:
-    """The same for all features: a ratio of 1 - 1 / f^2 downsamples by f, whatever the tokens look like."""
+    """A ratio of 1 - 1 / f^2 downsamples by a factor of f, whatever the features are."""
     chosen, cells = _downsampled(grid, _factor(ratio), shifted, features.device)
     return Downsampling(chosen.expand(features.shape[0], -1), cells)
 
@@ -64,8 +64,8 @@ def _factor(ratio: float) -> int:
 def _downsampled(
     grid: tuple[int, ...], factor: int, shifted: bool, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The token of each cell that is taken, and the cell of each token."""
-    factors = (1,) * (len(grid) - 2) + (factor, factor)  # in video, each frame for itself
+    """The token that stands for each cell, [K], and the cell of each token, [N]."""
+    factors = (1,) * (len(grid) - 2) + (factor, factor)  # in video, frames are downsampled one by one
     # cached tensors outlive the call that made them, and inference tensors can't be used under autograd later
     with torch.inference_mode(False):
         index = torch.arange(math.prod(grid)).reshape(grid)

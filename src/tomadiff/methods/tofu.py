@@ -14,7 +14,7 @@ PRUNED = 0.5  # the first half of the blocks prune
 
 
 class Pruning(Matching):
-    """What joins is dropped, and destinations stay as they are."""
+    """Tokens that join a destination are dropped, and destinations stay as they are."""
 
     def merge(self, x: Tensor) -> Tensor:
         return pick(x, self.destinations)
@@ -24,7 +24,7 @@ class Pruning(Matching):
 
 
 class Mlerp(Matching):
-    """The direction of the mean, with the largest norm of those merged: means alone are too short."""
+    """The mean, scaled to the largest norm among the merged tokens: averaging alone shortens vectors."""
 
     def merge(self, x: Tensor) -> Tensor:
         mean = super().merge(x)
@@ -44,7 +44,7 @@ def plan(
     depth: float = 0.0,
     destinations: Tensor | None = None,
 ) -> Matching:
-    """ToMe's matching, and early blocks prune, later ones merge."""
+    """ToMe's matching; early blocks prune, later ones merge."""
     reduction = Pruning if depth < PRUNED else Mlerp
     return reduction(*match(features, grid, ratio, shifted))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -83,6 +86,17 @@ def _each(mask: Tensor | None, split: Tensor) -> Tensor | None:
     return None if mask is None else mask.repeat(split.shape[0] // mask.shape[0], 1)
 
 
+def dependent_defaults(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Plain unmerging and longer reuse where regression can't be had.
+
+    Regression solves a system as large as a region keeps tokens: too large for a region as large as the
+    image. And keys and values are never unmerged.
+    """
+    if "global" in (settings["regions"], settings["assign"]) or settings["where"] == "kv":
+        return {"unmerge": "transpose", "refresh_weights": 6, "shift": False}
+    return {}
+
+
 METHOD = Method(
     name="toma",
     plan=plan,
@@ -103,7 +117,5 @@ METHOD = Method(
         "dense_blocks": 1,
         "shift": True,
     },
-    # Regression solves a system as large as a region keeps tokens: too large for a region as large as the
-    # image. And keys and values are never unmerged.
-    defaults_beyond_regions={"unmerge": "transpose", "refresh_weights": 6, "shift": False},
+    dependent_defaults=dependent_defaults,
 )

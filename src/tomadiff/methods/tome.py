@@ -21,13 +21,13 @@ CELL = 2  # tokens on the side of a cell, one of which is a destination
 
 @dataclass(frozen=True)
 class Matching:
-    """Sources that joined a destination, and all others as they are."""
+    """Some source tokens joined a destination; the others stay as they are."""
 
     destinations: Tensor  # [B, K] sources that stay, then one token of each cell
-    joined: Tensor  # [B, N] the place in that list where each token went
+    joined: Tensor  # [B, N] for each token, the index in `destinations` that it went to
 
     def merge(self, x: Tensor) -> Tensor:
-        """The plain mean of the tokens that went to a place, summed in fp32."""
+        """The mean of all tokens that went to a destination, summed in fp32."""
         sums = torch.zeros(self.destinations.numel(), x.shape[-1], dtype=torch.float32, device=x.device)
         sums.index_add_(0, _rows(self.joined, self.destinations.shape[1]), x.flatten(0, 1).float())
         return sums.view(*self.destinations.shape, -1).div_(self.sizes()[..., None]).to(x.dtype)
@@ -42,7 +42,7 @@ class Matching:
         return self.sizes().log()
 
     def sizes(self) -> Tensor:
-        """[B, K] how many tokens went to each place."""
+        """[B, K] how many tokens went to each destination."""
         sizes = torch.zeros(self.destinations.shape, dtype=torch.float32, device=self.joined.device)
         return sizes.scatter_add_(1, self.joined, torch.ones_like(self.joined, dtype=sizes.dtype))
 
@@ -67,7 +67,7 @@ def length(grid: tuple[int, ...], ratio: float, settings: PlanSettings) -> int:
 
 
 def match(features: Tensor, grid: tuple[int, ...], ratio: float, shifted: bool) -> tuple[Tensor, Tensor]:
-    """The places, [B, K] token numbers, and the place where each token goes, [B, N].
+    """Destinations, [B, K] token numbers, and the index among them that each token goes to, [B, N].
 
     Each source's best destination is the one of largest cosine; the sources closest to theirs join it. Which
     token of a cell is a destination is fixed, the first, or the last where `shifted`: a random one would make
@@ -78,7 +78,8 @@ def match(features: Tensor, grid: tuple[int, ...], ratio: float, shifted: bool) 
         return _by_frame(*match(frames, grid[-2:], ratio, shifted), math.prod(grid[:-2]))
     batch, tokens = features.shape[:2]
     cells, sources = _split(grid, shifted, features.device)
-    staying = max(0, num_kept(tokens, ratio) - len(cells))  # where a grid is one token wide, half are cells
+    # not below 0: on a grid that is one token wide, cells have two tokens, and half of all are destinations
+    staying = max(0, num_kept(tokens, ratio) - len(cells))
     unit = F.normalize(features.float(), dim=-1)
     similarity = unit.index_select(1, sources) @ unit.index_select(1, cells).transpose(1, 2)
     closeness, nearest = similarity.max(dim=-1)
@@ -95,7 +96,7 @@ def match(features: Tensor, grid: tuple[int, ...], ratio: float, shifted: bool) 
 
 
 def _by_frame(destinations: Tensor, joined: Tensor, frames: int) -> tuple[Tensor, Tensor]:
-    """What was found in single frames, [B * F, ...], for videos, [B, F * ...]."""
+    """Matches of single frames, [B * F, ...], as matches of whole videos, [B, F * ...]."""
     number = torch.arange(len(joined), device=joined.device)[:, None] % frames
     destinations, joined = destinations + number * joined.shape[1], joined + number * destinations.shape[1]
     return destinations.reshape(len(joined) // frames, -1), joined.reshape(len(joined) // frames, -1)
@@ -107,14 +108,14 @@ def pick(x: Tensor, places: Tensor) -> Tensor:
 
 
 def _rows(places: Tensor, length: int) -> Tensor:
-    """Places in each sequence of a batch, as rows of one long list: whole rows move faster than elements."""
+    """Indices into each sample, [B, N], as row numbers of the flattened batch: index_select is faster."""
     first = torch.arange(0, places.shape[0] * length, length, device=places.device)
     return (places + first[:, None]).flatten()
 
 
 @lru_cache(maxsize=64)
 def _split(grid: tuple[int, ...], shifted: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Numbers of the destinations, one a cell, and of all others. What cells don't cover is a source."""
+    """Token numbers of the destinations, one per cell, and of all others, which are sources."""
     # cached tensors outlive the call that made them, and inference tensors can't be used under autograd later
     with torch.inference_mode(False):
         index = torch.arange(math.prod(grid)).reshape(grid)
@@ -135,7 +136,7 @@ def check_ratio(method: str, ratio: float) -> None:
         )
 
 
-# matched anew in every block and step, around self-attention
+# a new matching in every block and step, around self-attention only
 DEFAULTS: dict[str, Any] = {
     "ratio": 0.5,
     "where": "module",

@@ -175,7 +175,7 @@ def _about(
         "kernels": os.environ.get("TOMADIFF_KERNELS", "auto"),
         "cut": cut,
         "compiled": _compiled(session),
-        "settings": session.config.asked(),
+        "settings": session.config.to_dict(),
         "versions": versions(),
     }
     return json.loads(json.dumps(about))

@@ -5,6 +5,7 @@ This is checked in every call, since users may change a model at any time. Error
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class Surroundings:
     """What others have attached to a model and its sites, compared from call to call.
 
     If nothing changed, `version` stays the same, and the call needs no checks. The comparison runs in every
-    call, so it reads modules' `__dict__`s: nn.Module is slow to report a missing attribute.
+    call, so it reads `__dict__`s, a thousand entries in a loop without Python code.
     """
 
     def __init__(self, model: nn.Module, hooks: list[SiteHook]) -> None:
@@ -68,38 +69,35 @@ class Surroundings:
 
     def _watch(self) -> None:
         """Collect the places that `_snapshot` reads."""
+        places: list[tuple[dict[str, Any], str]] = []
+        places += [(vars(self._model), mark) for mark in (BY_DIFFUSERS, BY_CACHE_DIT)]
         modules = [hook.bound.module for hook in self._hooks]
-        attentions = [attention for hook in self._hooks for attention in hook.attentions]
-        queries = [attention._modules.get("to_q") for attention in attentions]
-        self._fn_refs = [hook.fn_ref for hook in self._hooks]
-        self._compilers = [hook.compiler for hook in self._hooks]
-        self._torch_hooks = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
-        self._processors = [d for a in attentions for d in (vars(a), a._modules)]
-        self._with_registries = [vars(m) for m in (*modules, *attentions, *queries) if m is not None]
-        # modules that a LoRA may replace, and projections that may be fused
-        self._members = [(attention._modules, "to_q") for attention in attentions]
-        self._members += [(h.bound.block._modules, h.site.path) for h in self._hooks if h.site.path]
-        self._blocks = [hook.bound.block for hook in self._hooks if hook.site.path]
         for hook in self._hooks:
-            self._members += [(hook.bound.module._modules, name) for name in hook.site.keys_projections]
-            if hook.site.keys_only:
-                self._members.append((vars(hook.bound.module), "fused_projections"))
+            site, block = hook.site, hook.bound.block
+            places += [(hook.__dict__, "fn_ref"), (hook.compiler.__dict__, "settings")]
+            places += [(hook.fn_ref.__dict__, name) for name in ("forward", "original_forward")]
+            # modules that a LoRA may replace, and projections that may be fused
+            places += [(hook.bound.module._modules, name) for name in site.keys_projections]
+            if site.keys_only:
+                places.append((vars(hook.bound.module), "fused_projections"))
+            if site.path:
+                places += [(block._modules, site.path), (vars(block), "_compiled_call_impl")]
+        attentions = [attention for hook in self._hooks for attention in hook.attentions]
+        for attention in attentions:
+            places += [(vars(attention), "processor"), (attention._modules, "processor")]
+            places.append((attention._modules, "to_q"))
+        queries = [attention._modules.get("to_q") for attention in attentions]
+        with_registry = [vars(module) for module in (*modules, *attentions, *queries) if module is not None]
+        places += [(attributes, "_diffusers_hook") for attributes in with_registry]
+        registries = [attributes.get("_diffusers_hook") for attributes in with_registry]
+        there = [registry for registry in registries if registry is not None]
+        places += [(vars(registry), "hooks") for registry in there]
+        self._dicts, self._names = [attributes for attributes, _ in places], [name for _, name in places]
+        self._hook_dicts: list[Sized] = [registry.hooks for registry in there]
+        self._hook_dicts += [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
 
     def _snapshot(self) -> list[Any]:
-        registries = [attributes.get("_diffusers_hook") for attributes in self._with_registries]
-        return [
-            [vars(self._model).get(mark) for mark in (BY_DIFFUSERS, BY_CACHE_DIT)],
-            [fn_ref.forward for fn_ref in self._fn_refs],
-            [fn_ref.original_forward for fn_ref in self._fn_refs],
-            [hook.fn_ref for hook in self._hooks],
-            [compiler.settings for compiler in self._compilers],
-            [len(hooks) for hooks in self._torch_hooks],
-            [attributes.get("processor") for attributes in self._processors],
-            registries,
-            [len(registry.hooks) for registry in registries if registry is not None],
-            [attributes.get(name) for attributes, name in self._members],
-            [block._compiled_call_impl for block in self._blocks],
-        ]
+        return [*map(dict.get, self._dicts, self._names), *map(len, self._hook_dicts)]
 
 
 def _act_between_blocks(model: nn.Module, hooks: list[SiteHook]) -> bool:

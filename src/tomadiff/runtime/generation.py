@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from tomadiff.config import Config
+from tomadiff.config import ResolvedConfig
 from tomadiff.models import Family
 
 from .conditions import Adapters, Conditions
 from .forecast import History
 from .layout import LayoutReader
 from .model_call import SiteTask
-from .plan_cache import PlanCache, tensors_of
+from .plan_cache import PlanCache
 from .sampling import FirstStepWatch, Sampling, sampling_of, watch_first_step
 from .schedule import Schedule, make_schedule
 
@@ -27,7 +28,7 @@ class Generation:
 
     def __init__(
         self,
-        config: Config,
+        config: ResolvedConfig,
         model: nn.Module,
         family: Family | None,
         scheduler: Any,
@@ -41,16 +42,12 @@ class Generation:
         if config.interval != 1 and scheduler is not None:
             self._watch = watch_first_step(scheduler)
         self.sampling, self.schedule = self._plan({})
-        self.plans = PlanCache(config.refresh_schedule(), refreshes)
+        self.plans = PlanCache(config.refresh, refreshes)
         self.layouts = LayoutReader(model, family)
         self.tasks: dict[Hashable, Sequence[SiteTask]] = {}  # tasks of all sites, by what they depend on
-        self._adapters: Adapters | None = None
-        self._histories: dict[int, History] = {}
-        self._conditions: dict[int, Conditions] = {}
-        self._calls = self._calls_before = 0  # number of calls in the current step, and in the one before
-        self._counted = -1  # the current step, whose calls are counted
-        self._steps_run = 0
-        self._last = -1
+        self._histories: dict[int, tuple[Conditions, History]] = {}  # by number of the call in its step
+        self._steps_run: set[int] = set()
+        self._calls: dict[int, int] = {}  # number of calls in each step
 
     def look_at_first_step(self) -> None:
         """Revise the schedule if arguments of the scheduler's first step decide whether noise is added."""
@@ -62,40 +59,41 @@ class Generation:
         """The earlier outputs of this call of the step; a new history if its conditioning has changed."""
         if not self.schedule.skips:
             return None
-        self._adapters = self._adapters or Adapters(self._model)
-        if self._conditions.setdefault(call, Conditions()).changed(arguments, self._adapters.state()):
-            self._histories[call] = History()
-        return self._histories[call]
+        conditions, history = self._histories.get(call) or (Conditions(), History())
+        if conditions.changed(arguments, self._adapters.state()):
+            history = History()
+        self._histories[call] = conditions, history
+        return history
+
+    @functools.cached_property
+    def _adapters(self) -> Adapters:
+        return Adapters(self._model)
 
     def run(self, step: int) -> None:
         """Count a step that runs; called for each of its calls."""
-        self._steps_run += step != self._last
-        self._last = step
+        self._steps_run.add(step)
 
     @property
     def shifted(self) -> bool:
         """Whether regions are shifted in this step; they are in every other step that runs."""
-        return bool(self._config.shift) and self._steps_run % 2 == 0
+        return self._config.shift and len(self._steps_run) % 2 == 0
 
     def let_go_after_last(self, step: int, call: int) -> None:
         """Drop all tensors after the last call of the last step, since decoding needs the memory.
 
         The last step is assumed to have as many calls as the step before; further calls make new plans.
         """
-        if step != self._counted:
-            self._counted, self._calls_before, self._calls = step, self._calls, 0
-        self._calls = call + 1
-        if self._steps is not None and step + 1 >= self._steps and self._calls >= self._calls_before:
+        self._calls[step] = call + 1
+        last = self._steps is not None and step + 1 >= self._steps
+        if last and self._calls[step] >= self._calls.get(step - 1, 0):
             self.plans.clear()
             self._histories.clear()
-            self._conditions.clear()
             self.layouts = LayoutReader(self._model, self._family)
 
     def held(self) -> list[Tensor]:
         """The tensors of plans and forecasts."""
-        kept = self.plans.values()
-        tensors = [x for each in kept for x in (*tensors_of(each.plan), each.key_bias) if x is not None]
-        return tensors + [x for history in self._histories.values() for x in history.tensors()]
+        tensors = [x for kept in self.plans.values() for x in kept.tensors()]
+        return tensors + [x for _, history in self._histories.values() for x in history.tensors()]
 
     def end(self) -> None:
         """Remove the watch from the scheduler."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -83,6 +84,10 @@ class SiteHook(ModelHook):
             )
         self.parameters = parameter_names(bound.module)
         self.argument = self.site.tokens or self.parameters[0]
+        # what never changes is looked up here, not in every call
+        self.per_token, self.keys_only = self.site.per_token, self.site.keys_only
+        self.outputs = self.site.outputs or (0,)
+        self.masks = ("ip_adapter_masks", *filter(None, [self.site.mask]))
         self.planner = Planner(session.config, bound)
         self.span = Span(index, [self])
         self.attentions = [module for module in bound.module.modules() if hasattr(module, "processor")]
@@ -100,6 +105,10 @@ class SiteHook(ModelHook):
         self.undo = Snapshot(module)
         HookRegistry.check_if_exists_or_initialize(module).register_hook(self, HOOK)
         self.forward = self.fn_ref.forward
+        # past the registry's wrapper, which only calls pre_forward and post_forward; hooks that others add
+        # later are put around this
+        direct = functools.partial(self.new_forward, module)
+        module.forward = functools.update_wrapper(direct, self.fn_ref.original_forward)
         if not self.site.path:
             self.compiler.take(module)
         self.undo = None
@@ -195,17 +204,19 @@ class SiteHook(ModelHook):
         forward = self.compiler.forward or self.fn_ref.original_forward
         if task.passes:
             return forward(*args, **inputs)
-        inputs.update(zip(self.parameters, args))
+        if args:
+            inputs.update(zip(self.parameters, args))
         if self.site.keys_inside:
             return run_inside(self, forward, inputs)
+        number = self.span.number
         if task.head:
-            call.spans[self.span.number] = self.begin_span(inputs)
-        span = call.spans[self.span.number]
+            call.spans[number] = self.begin_span(inputs)
+        span = call.spans[number]
         self.replace_what_belongs_to_tokens(inputs, call, span)
-        output = self._run(forward, inputs, span)
+        output = forward(**inputs) if span.key_bias is None else self._run_weighed(forward, inputs, span)
         if task.tail:
-            del call.spans[self.span.number]
-            if not self.site.keys_only:
+            del call.spans[number]
+            if not self.keys_only:
                 output = self._unmerged(output, span)
         return output
 
@@ -216,7 +227,7 @@ class SiteHook(ModelHook):
         if self.planner.method.from_block_input and self.site.path:
             known = inputs | {BLOCK_INPUT: self.session.require_call(self).block_input}
         span = compile.perform(self, "merge", known)
-        if not self.site.keys_only:
+        if not self.keys_only:
             inputs[self.argument] = span.sequence
         elif self.site.keys_argument:
             inputs[self.site.keys_argument] = span.sequence
@@ -227,9 +238,7 @@ class SiteHook(ModelHook):
                 inputs[name] = span.sequence if same else compile.perform(self, "merge_like", other, span)
         return span
 
-    def _run(self, forward: Callable[..., Any], inputs: Call, span: SpanState) -> Any:
-        if span.key_bias is None:
-            return forward(**inputs)
+    def _run_weighed(self, forward: Callable[..., Any], inputs: Call, span: SpanState) -> Any:
         if self._weighed_inside():
             return run_inside(self, forward, inputs, span)
         compiled = torch.compiler.is_compiling() or self.compiler.forward is not None
@@ -240,10 +249,9 @@ class SiteHook(ModelHook):
         return self.site.weighed_inside and not (self.site.weigh_keys and torch.compiler.is_compiling())
 
     def _refuse_masks(self, inputs: Call) -> None:
-        masks = (self.site.mask, "ip_adapter_masks") if self.site.mask else ("ip_adapter_masks",)
-        for holder in (inputs, *(inputs.get(name) for name in ATTENTION_KWARGS)):
-            for mask in masks:
-                if holder and holder.get(mask) is not None:
+        for holder in (inputs, *[inputs[name] for name in ATTENTION_KWARGS if inputs.get(name)]):
+            for mask in self.masks:
+                if holder.get(mask) is not None:
                     raise ConfigError(
                         f"{self.bound.name} was called with {mask}, a mask over image tokens, which merged "
                         f"ones can't have: {self.site.unmasked}, or tomadiff.remove first"
@@ -252,7 +260,7 @@ class SiteHook(ModelHook):
     def replace_what_belongs_to_tokens(self, inputs: Call, call: ModelCall, span: SpanState) -> None:
         """Replace per-token arguments, such as rotary tables, and pass on the weights of merged keys."""
         site = self.site
-        for rows in site.per_token:
+        for rows in self.per_token:
             map_argument(inputs, rows.argument, self._gathered, rows, call, span)
         if site.first_frame is not None:
             inputs[site.first_frame] = call.tasks[self.index].kept_of_first_frame
@@ -261,16 +269,19 @@ class SiteHook(ModelHook):
 
     def _gathered(self, argument: Any, rows: PerTokenArg, call: ModelCall, span: SpanState) -> Any:
         """The rows of the plan's destinations, gathered once per call for all sites that share the plan."""
-        keys_only = self.site.keys_only and rows in self.site.rotary
-        how = (call.tasks[self.index].tokens, rows, argument, call.layout.reference_tokens, keys_only)
-        if torch.compiler.is_compiling():  # the compiler removes repeated gathers by itself
-            return gather_rows(span.destinations, *how)
+        compiling = torch.compiler.is_compiling()
         key = (id(span.destinations), id(argument), id(rows))
-        if key not in call.gathered:
-            with call.times.spent("merge", span.destinations.device):
-                made = gather_rows(span.destinations, *how)
-            call.gathered[key] = (argument, made)  # holding the argument keeps its id unique
-        return call.gathered[key][1]
+        if not compiling and key in call.gathered:
+            return call.gathered[key][1]
+        keys_only = self.keys_only and rows in self.site.rotary
+        how = (call.tasks[self.index].tokens, rows, argument, call.layout.reference_tokens, keys_only)
+        if compiling:  # the compiler removes repeated gathers by itself
+            return gather_rows(span.destinations, *how)
+        places = call.span_plans[self.span.number].places
+        with call.times.spent("merge", span.destinations.device):
+            made = gather_rows(span.destinations, *how, places)
+        call.gathered[key] = (argument, made)  # holding the argument keeps its id unique
+        return made
 
     def _merged_projection_input(self, projection: nn.Module, args: tuple) -> tuple[Tensor] | None:
         """A pre-hook on key and value projections that replaces their input by the merged tokens."""
@@ -280,19 +291,18 @@ class SiteHook(ModelHook):
 
     def _unmerged(self, output: Any, span: SpanState) -> Any:
         """The module's output with its image tokens unmerged."""
-        parts = output if isinstance(output, tuple) else (output,)
-        places = [place for place in self.site.outputs or (0,) if place < len(parts)]
+        parts = list(output) if isinstance(output, tuple) else [output]
+        places = [place for place in self.outputs if place < len(parts)]
         tokens = span.sequence.shape[1]
         if not places or not all(_is_sequence(parts[place], tokens) for place in places):
             came = ", ".join(str(list(getattr(part, "shape", [type(part).__name__]))) for part in parts)
             raise UnsupportedModelError(
                 f"{self.bound.name} returned {came}, and {tokens} tokens were expected at place "
-                f"{', '.join(map(str, self.site.outputs or (0,)))}"
+                f"{', '.join(map(str, self.outputs))}"
             )
-        whole = {place: compile.perform(self, "unmerge", parts[place], span) for place in places}
-        if not isinstance(output, tuple):
-            return whole[0]
-        return tuple(whole.get(place, part) for place, part in enumerate(output))
+        for place in places:
+            parts[place] = compile.perform(self, "unmerge", parts[place], span)
+        return tuple(parts) if isinstance(output, tuple) else parts[0]
 
     # -- actions that are operators in compiled code -------------------------------------------------------
 
@@ -304,11 +314,11 @@ class SiteHook(ModelHook):
     def merge(self, inputs: Call) -> SpanState:
         """Merge the site's sequence."""
         call, whole = self.session.require_call(self), inputs[self.argument]
-        prefix, suffix = self.around(whole)
+        task, visit = call.tasks[self.index], call.visits.get(self.index, 0)
+        call.visits[self.index] = visit + 1
+        prefix, suffix = call.layout.around(whole, self.site, task.tokens)
         tokens = image_tokens(whole, prefix, suffix)
-        visit = call.visits[self.index]
-        call.visits[self.index] += 1
-        kept = self.planner.plan(call, call.tasks[self.index], inputs, tokens, prefix, suffix, visit)
+        kept = self.planner.plan(call, task, inputs, tokens, prefix, suffix, visit)
         destinations = kept.plan.destinations
         call.span_plans[self.span.number] = kept
         call.span_lengths[self.span.number] = tokens.shape[1], destinations.shape[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -59,7 +58,7 @@ class ModelCall:
     span_plans: dict[int, KeptPlan] = field(default_factory=dict)  # by span; compiled code does not see them
     span_lengths: dict[int, tuple[int, int]] = field(default_factory=dict)  # tokens before and after merging
     # number of merges by site: a block may run several times per call, on parts of the batch
-    visits: Counter[int] = field(default_factory=Counter)
+    visits: dict[int, int] = field(default_factory=dict)
     block_input: Tensor | None = None  # input of the block that is running, for methods that plan from it
     # arguments and their rows for merged tokens, by the ids of destinations, argument and declaration
     gathered: dict[tuple[int, int, int], tuple[Any, Any]] = field(default_factory=dict)

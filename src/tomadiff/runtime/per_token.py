@@ -8,19 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tomadiff.core import destination_rows
+from tomadiff.core import places_in_table, rows_at
 from tomadiff.errors import UnsupportedModelError
 from tomadiff.models import Call, PerTokenArg
 
 
 def map_argument(inputs: Call, name: str, function: Callable[..., Any], *args: Any) -> None:
     """Replace an argument, "name" or "name.key" in a dict, by a function of it, if it was passed."""
-    outer, _, inner = name.partition(".")
-    value: Any = inputs.get(outer)
-    if inner and (value or {}).get(inner) is not None:
-        inputs[outer] = {**value, inner: function(value[inner], *args)}
-    elif not inner and value is not None:
-        inputs[outer] = function(value, *args)
+    value: Any = inputs.get(name)
+    if value is not None:
+        inputs[name] = function(value, *args)
+    elif "." in name:
+        outer, _, inner = name.partition(".")
+        value = inputs.get(outer)
+        if value and value.get(inner) is not None:
+            inputs[outer] = {**value, inner: function(value[inner], *args)}
 
 
 def gather_rows(
@@ -30,12 +32,14 @@ def gather_rows(
     argument: Any,
     reference_tokens: tuple[int, int] = (0, 0),
     keys_only: bool = False,
+    places: dict[tuple[int, int], Tensor] | None = None,
 ) -> Any:
     """A per-token argument for merged tokens; if only keys are merged, also for the unmerged queries.
 
     destinations: [B, K] of the image's `tokens`; `reference_tokens` come before and after these.
+    places: keeps what `places_in_table` returns for these destinations.
     """
-    how = (reference_tokens, keys_only)
+    how = (reference_tokens, keys_only, {} if places is None else places)
     if not rows.inside:
         return _gather(destinations, tokens, rows, argument, *how)
     return tuple(
@@ -51,9 +55,11 @@ def _gather(
     table: Any,
     reference_tokens: tuple[int, int],
     keys_only: bool,
+    places: dict[tuple[int, int], Tensor],
 ) -> Any:
     if isinstance(table, (tuple, list)):
-        return tuple(_gather(destinations, tokens, rows, part, reference_tokens, keys_only) for part in table)
+        how = (reference_tokens, keys_only, places)
+        return tuple(_gather(destinations, tokens, rows, part, *how) for part in table)
     if not isinstance(table, Tensor) or rows.ndim not in (None, table.ndim):
         return table  # another form of the argument, or already gathered
     if table.shape[rows.axis] == 1:
@@ -66,7 +72,10 @@ def _gather(
             f"{tokens}: these can't be merged with it"
         )
     start = before if rows.text_last else before + text
-    gathered = destination_rows(destinations, tokens, table, rows.axis, start)
+    key = (table.shape[rows.axis], start)
+    if key not in places:
+        places[key] = places_in_table(destinations, tokens, *key)
+    gathered = rows_at(places[key], table, rows.axis)
     merged: Tensor | PerSample = gathered
     if rows.axis == 0:
         merged = gathered[0] if len(gathered) == 1 else PerSample(gathered)

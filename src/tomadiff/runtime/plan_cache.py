@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +37,12 @@ class KeptPlan:
     destinations_step: int
     weights_step: int
     used_step: int  # the last step that used it
+    # rows of per-token tables for merged tokens, by the table's length and its entries before the image's
+    places: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> list[Tensor]:
+        bias = [] if self.key_bias is None else [self.key_bias]
+        return [*tensors_of(self.plan), *self.places.values(), *bias]
 
 
 def tensors_of(plan: Any) -> list[Tensor]:

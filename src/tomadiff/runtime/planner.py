@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tomadiff.config import Config
+from tomadiff.config import ResolvedConfig
 from tomadiff.core import MergePlan
 from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.methods import METHODS
@@ -28,9 +28,16 @@ BLOCK_INPUT = "block input"  # key, among a module's arguments, of the input of 
 class Planner:
     """Makes plans for one site; other sites may share them."""
 
-    def __init__(self, config: Config, bound: BoundSite) -> None:
+    def __init__(self, config: ResolvedConfig, bound: BoundSite) -> None:
         self.config, self.bound, self.site = config, bound, bound.site
-        self.method, self.settings = METHODS[config.method], config.plan_settings()
+        self.method, self.settings = METHODS[config.method], config.plan
+        whole = self.method.from_block_input
+        owner = bound.block_name if whole else bound.name
+        self._owner = (
+            type(bound.block).__name__,
+            "block" if whole else bound.site.kind,
+            None if config.share == "kind" else owner,
+        )
 
     def plan(
         self,
@@ -69,21 +76,8 @@ class Planner:
     def _key(
         self, call: ModelCall, tokens: Tensor, ratio: float, grid: tuple[int, ...], visit: int
     ) -> PlanKey:
-        bound = self.bound
-        owner = bound.block_name if self.method.from_block_input else bound.name
-        return PlanKey(
-            block=type(bound.block).__name__,
-            kind="block" if self.method.from_block_input else self.site.kind,
-            name=None if self.config.share == "kind" else owner,
-            ratio=ratio,
-            grid=grid,
-            shifted=call.shifted,
-            call=call.number,
-            visit=visit,
-            batch=tokens.shape[0],
-            dtype=tokens.dtype,
-            device=tokens.device,
-        )
+        inputs = (tokens.shape[0], tokens.dtype, tokens.device)
+        return PlanKey(*self._owner, ratio, grid, call.shifted, call.number, visit, *inputs)
 
     def _features(self, inputs: Call, tokens: Tensor, prefix: int, suffix: int) -> Tensor:
         """The features by which tokens are compared: normalised tokens, or the input of the block."""
@@ -111,7 +105,7 @@ class Planner:
 
     def grid(self, layout: Layout, tokens: int) -> tuple[int, ...]:
         """The grid that is divided into regions."""
-        if self.config.regions in ("stripe", "global"):
+        if self.settings.regions in ("stripe", "global"):
             return (tokens,)  # stripes of the sequence need no grid
         grid = layout.grid(self.bound.level)
         if math.prod(grid) != tokens or len(grid) == 1:

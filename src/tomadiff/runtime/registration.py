@@ -137,7 +137,6 @@ def _copy(session: Session, memo: dict[int, Any]) -> nn.Module:
                 detach(session)
                 raise
     pipeline = session.clock.pipeline and session.clock.pipeline()
-    copied = Session(twin, session.family, session.config, memo.get(id(pipeline)))
-    copied.made_for = session.made_for
+    copied = Session(twin, session.family, session.asked, memo.get(id(pipeline)), session.made_for)
     attach(copied)
     return twin

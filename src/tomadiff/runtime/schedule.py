@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tomadiff.config import Config, Ratio
+from tomadiff.config import Ratio, ResolvedConfig
 from tomadiff.errors import ConfigError
 
 from .sampling import MULTISTEP, TWO_CALLS, Sampling
@@ -61,7 +61,9 @@ class Schedule:
         return self.interval > 1 or self.listed is not None
 
 
-def make_schedule(config: Config, steps: int | None, sampling: Sampling, obstacle: str | None) -> Schedule:
+def make_schedule(
+    config: ResolvedConfig, steps: int | None, sampling: Sampling, obstacle: str | None
+) -> Schedule:
     """The schedule of a generation with this many steps; None if their number is unknown.
 
     obstacle: why no step may be skipped, whatever the settings say.
@@ -77,12 +79,12 @@ def make_schedule(config: Config, steps: int | None, sampling: Sampling, obstacl
         listed = frozenset(interval)
         interval = 1
     ratios = RatioSchedule(tuple((_start(start, steps), ratio) for start, ratio in config.ranges()))
-    merges = config.ratio is not None or (interval == 1 and listed is None)
+    merges = not config.merges_as_fallback or (interval == 1 and listed is None)
     return Schedule(steps, interval, listed, merges, ratios, why)
 
 
 def _interval(
-    config: Config, steps: int | None, sampling: Sampling, obstacle: str | None
+    config: ResolvedConfig, steps: int | None, sampling: Sampling, obstacle: str | None
 ) -> tuple[int | tuple[int, ...], str]:
     if config.interval == 1:
         return 1, ""

@@ -47,18 +47,26 @@ class Session:
     It is called in place of the model, so a step that doesn't run skips everything that is on the model.
     """
 
-    def __init__(self, model: nn.Module, family: Family | None, config: Config, pipeline: Any = None) -> None:
-        self.model, self.family, self.config = model, family, config
+    def __init__(
+        self,
+        model: nn.Module,
+        family: Family | None,
+        config: Config,
+        pipeline: Any = None,
+        made_for: str | None = None,
+    ) -> None:
+        self.model, self.family = model, family
+        self.asked, self.config = config, config.resolve(family)
         self.parameters = parameter_names(model)
         self.compiled: Callable[..., Any] | None = None  # the model as `model.compile()` left it
         self.time = family.time if family else next((name for name in TIMES if name in self.parameters), None)
         self.clock = Clock(pipeline, bool(family and family.ascending))
         self.sites: list[SiteHook] = []
         self.unmerged: str | None = None  # why nothing can be merged in this model
-        if config.merges:
+        if self.config.merges:
             self._find_sites()
         self.surroundings = Surroundings(model, self.sites)
-        self.made_for: str | None = None  # model class of the settings file, if it differs from this model's
+        self.made_for = made_for  # model class of the settings file, if it differs from this model's
         self.guard = CallGuard()
         self.generation: Generation | None = None
         self.call: ModelCall | None = None  # the call that is running
@@ -109,7 +117,7 @@ class Session:
     @property
     def plans(self) -> PlanCache:
         """The plans of the current generation; empty without one."""
-        return self.generation.plans if self.generation else PlanCache(self.config.refresh_schedule())
+        return self.generation.plans if self.generation else PlanCache(self.config.refresh)
 
     @property
     def ratios(self) -> RatioSchedule:
@@ -152,8 +160,7 @@ class Session:
             for hook, task in zip(self.sites, call.tasks):
                 if hook.ran:
                     hook.counts.add(task, call.span_lengths.get(hook.span.number))
-            merges = any(task.merged for task in call.tasks)
-            if self.config.where == "kv" and merges and not any(hook.counts.calls for hook in self.sites):
+            if self.config.where == "kv" and self._merged_nowhere(call):
                 raise UnsupportedModelError(
                     "no keys and values were merged: something replaced the attention of this model"
                 )
@@ -161,6 +168,10 @@ class Session:
         if self.generation is not None and not self.keeps_plans:
             self.generation.let_go_after_last(self.clock.step, self.clock.call)
         self.guard.leave()
+
+    def _merged_nowhere(self, call: ModelCall) -> bool:
+        merges = any(task.merged for task in call.tasks)
+        return merges and not any(hook.counts.calls for hook in self.sites)
 
     @torch.compiler.disable
     def _broke_off(self) -> None:
@@ -200,7 +211,7 @@ class Session:
             self.sites = [SiteHook(self, bound, index) for index, bound in enumerate(found)]
         except (ConfigError, UnsupportedModelError) as error:
             # raise if merging was requested, or if nothing else is possible: a bare model can't be forecast
-            if self.config.ratio is not None or self.clock.pipeline is None:
+            if not self.config.merges_as_fallback or self.clock.pipeline is None:
                 raise
             self.unmerged = str(error)
         if self.config.where == "span":
@@ -276,7 +287,7 @@ class Session:
             try:
                 layout, tasks = self._layout_and_tasks(family, arguments, generation)
             except ConfigError as error:
-                if self.config.ratio is not None:  # merging was requested
+                if not self.config.merges_as_fallback:  # merging was requested
                     raise
                 why = generation.schedule.why
                 warn(f"nothing is done here: {why}, and tokens can't be merged: {error}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
-from tomadiff.config import Config
+from tomadiff.config import ResolvedConfig
 from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.models import Block, Family, Site
 
@@ -32,10 +33,10 @@ class BoundSite:
         return ".".join(parts[:number])
 
 
-def find(model: nn.Module, family: Family, config: Config) -> list[BoundSite]:
+def find(model: nn.Module, family: Family, config: ResolvedConfig) -> list[BoundSite]:
     """All sites in the order of execution; raises if configuration and model don't fit together."""
     everything = _blocks(model, family)
-    blocks = _without_ends(everything, config.dense_blocks or 0, config.dense_last_blocks)
+    blocks = _without_ends(everything, config.dense_blocks, config.dense_last_blocks)
     bound = []
     for number, name, module, block in blocks:
         level = family.level(model, name)
@@ -43,6 +44,7 @@ def find(model: nn.Module, family: Family, config: Config) -> list[BoundSite]:
             # an optional submodule, such as a second attention, is None in blocks without it
             part = getattr(module, site.path) if site.path else module
             if part is not None:
+                _check_declared(site, part, family)
                 if getattr(module, "only_cross_attention", False) and (config.weigh_keys or site.keys_only):
                     raise ConfigError(
                         f"{'where=kv' if site.keys_only else 'weigh_keys=True'} can't be honoured: "
@@ -95,23 +97,34 @@ def _without_ends(
     return [(number, *found) for number, found in enumerate(blocks) if number in inner]
 
 
-def _sites(block: Block, config: Config) -> list[Site]:
+def _sites(block: Block, config: ResolvedConfig) -> list[Site]:
     if config.where == "kv":
         return list(block.keys)
-    if config.where != "module" or (block.joined and {"self", "mlp"} <= set(config.modules or ())):
+    if config.where != "module" or (block.joined and {"self", "mlp"} <= set(config.modules)):
         return [block.whole] if block.whole else []
-    return [site for site in block.modules if site.kind in (config.modules or ())]
+    return [site for site in block.modules if site.kind in config.modules]
 
 
-def _check(bound: list[BoundSite], family: Family, config: Config) -> None:
+def _check_declared(site: Site, module: nn.Module, family: Family) -> None:
+    """Raise if a family's declaration names an argument that the module doesn't take."""
+    parameters = inspect.signature(type(module).forward).parameters
+    names = [name for name, each in parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
+    if names and site.tokens is not None and site.tokens not in names:
+        raise UnsupportedModelError(
+            f"{family.name} is declared with tokens={site.tokens!r} for {site.path or 'the block'}, and "
+            f"{type(module).__name__} takes {', '.join(names)}: correct the declaration"
+        )
+
+
+def _check(bound: list[BoundSite], family: Family, config: ResolvedConfig) -> None:
     if config.where not in family.offers:
         raise ConfigError(
             f"where={config.where!r} can't be honoured: {family.name} offers "
             + ", ".join(sorted(family.offers))
             + "; give one of these"
         )
-    sizes = config.region_size
-    tiles = config.regions == "tile"  # otherwise only the product of sizes counts
+    sizes = config.plan.region_size
+    tiles = config.plan.regions == "tile"  # otherwise only the product of sizes counts
     if tiles and isinstance(sizes, tuple) and family.axes and len(sizes) not in family.axes:
         raise ConfigError(
             f"region_size={sizes} has {len(sizes)} sizes, and tokens of {family.name} are on grids of "

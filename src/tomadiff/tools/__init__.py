@@ -1,1 +1,1 @@
-"""Commands and what stands on the library; they need more than torch and diffusers."""
+"""The commands, and everything behind them. Some need more packages than torch and diffusers."""

@@ -37,13 +37,13 @@ def generate(args: argparse.Namespace) -> None:
     pipe, first = prepare(args)
     if args.compare:
         with tomadiff.merged(pipe, args.settings, preset=args.preset, **chosen(args)):
-            pass  # what this model can't honour comes up before a dense picture is drawn
-        draw(pipe, Request(first.prompt, steps=1, size=first.size))  # whoever goes first pays for warming up
+            pass  # raises if this model can't honour the settings, before a dense picture is drawn
+        draw(pipe, Request(first.prompt, steps=1, size=first.size))  # warm-up
     for number, output in enumerate(outputs):
         request = Request(first.prompt, args.seed + number, first.steps, first.size, first.guidance)
         dense = draw(pipe, request) if args.compare else None
         with tomadiff.merged(pipe, args.settings, preset=args.preset, **chosen(args)):
-            if tomadiff.report(pipe).settings["auto"]:  # finding out where to merge is not the picture's time
+            if tomadiff.report(pipe).settings["auto"]:  # measure first, outside of the picture's time
                 draw(pipe, Request(first.prompt, steps=1, size=first.size, guidance=first.guidance))
             picture, seconds = draw(pipe, request)
             settings = {
@@ -108,7 +108,7 @@ def inspect(args: argparse.Namespace) -> None:
         raise ValueError(f"--depth is for classes of diffusers, and {args.model!r} is as deep as it is")
     if args.size and (is_class or (Path(args.model) / "config.json").exists()):
         raise ValueError(f"--size is for pipelines, and {args.model!r} is a model alone: leave it out")
-    if (Path(args.model) / "config.json").exists():  # a model alone
+    if (Path(args.model) / "config.json").exists():  # a single model without a pipeline
         model = load_model(Path(args.model), args.device, args.dtype)
         print(inspect_call(model, **dummy_inputs.arguments(model)))
         return
@@ -119,7 +119,7 @@ def inspect(args: argparse.Namespace) -> None:
         call, named = first_call(pipe, {"prompt": PROMPT, **size})
         model = denoiser(pipe)[0]
         with torch.no_grad():
-            model(*call, **named)  # the first call pays for warming up
+            model(*call, **named)  # warm-up
         print(inspect_call(model, *call, **named))
         return
     model = dummy_inputs.build(args.model, depth, dtype, args.device)
@@ -129,7 +129,7 @@ def inspect(args: argparse.Namespace) -> None:
 
 
 def prepare(args: argparse.Namespace) -> tuple[Any, Request]:
-    """The pipeline and what to ask of it; mistakes come up before anything long starts."""
+    """The pipeline and the request; mistakes in the arguments are found before the model is loaded."""
     check_output(args.output)
     check_seed(args.seed)
     if not args.prompt.strip():
@@ -138,8 +138,8 @@ def prepare(args: argparse.Namespace) -> tuple[Any, Request]:
         raise ValueError(f"--settings {args.settings} has all settings in it: leave out the others")
     if args.settings is not None:
         load_settings(args.settings)
-    elif args.preset is None:
-        tomadiff.Config(**chosen(args))
+    else:
+        tomadiff.Config(preset=args.preset, **chosen(args))
     trusted, offload = args.trust_remote_code, args.offload
     pipe = load(args.model, args.device, args.dtype, trust_remote_code=trusted, offload=offload)
     size = tuple(args.size) if args.size else None

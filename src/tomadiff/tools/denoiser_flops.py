@@ -1,4 +1,4 @@
-"""The work of a generation, counted: the FLOPs of the denoiser, whatever is on it.
+"""Count the FLOPs of a denoiser in a generation, including everything that is attached to it.
 
 Unlike times, they don't depend on the machine, nor on what else runs there. Text encoders, decoders and what
 samplers and caches add up outside of the denoiser don't count. Inside, all matrix products, convolutions and
@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from tomadiff.runtime.registration import denoisers
 
-# attention of other devices than CUDA's, which torch has no formulas for; its arguments are the same
+# torch has formulas only for CUDA's attention; that of other devices takes the same arguments
 ATTENTION = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_attention_math_for_mps")
 FORMULAS = dict(flop_registry)
 for _name in ATTENTION:

@@ -1,4 +1,4 @@
-"""What merging did, to look at: contact sheets, merge maps and tables."""
+"""Draw contact sheets, merge maps and tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from .merge_map import MergeMap
 
 MARGIN = 8
-LABEL = 16  # pixels of text
+LABEL = 16  # height of a line of text, in pixels
 INK, PAPER, MARK = (32, 32, 36), (255, 255, 255), (214, 40, 60)
 HEAT = ((8, 8, 20), (74, 22, 110), (168, 44, 96), (236, 110, 48), (252, 206, 90), (255, 255, 230))
 
@@ -83,7 +83,7 @@ def draw_merge_map(
 
 
 def cell_of(mapped: MergeMap, side: int = 512) -> int:
-    """Pixels on a token's side in its merge map."""
+    """The side of a token in a merge map, in pixels."""
     return max(4, side // max(mapped.grid))
 
 
@@ -133,7 +133,7 @@ def _own_colours(owners: np.ndarray) -> np.ndarray:
 
 
 def _enlarged(pixels: np.ndarray, cell: int) -> Image.Image:
-    """Each pixel as a square."""
+    """Enlarge every pixel to a square."""
     return Image.fromarray(pixels.repeat(cell, 0).repeat(cell, 1))
 
 

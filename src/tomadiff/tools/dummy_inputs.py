@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tomadiff.errors import UnsupportedModelError
 
-SIDE, FRAMES, TEXT = 32, 5, 16  # of a latent, and tokens of text
+SIDE, FRAMES, TEXT = 32, 5, 16  # side and frames of a latent, and number of text tokens
 CHANNELS = ("in_channels", "in_visual_dim", "in_channel", "num_channels_latents")
 WIDTHS = (
     *("text_embed_dim", "text_dim", "caption_channels", "joint_attention_dim", "cross_attention_dim"),
@@ -70,7 +70,7 @@ def arguments(model: ModelMixin) -> dict[str, Any]:
                 with torch.no_grad():
                     model(**call)
                 return call
-            except Exception as error:  # whatever a model raises where its arguments don't fit
+            except Exception as error:  # models raise all kinds of errors if their arguments don't fit
                 if ran > furthest:
                     furthest, failed = ran, str(error)
     finally:
@@ -114,7 +114,7 @@ def _variants(model: ModelMixin) -> Iterator[tuple[dict[str, Any], int, torch.dt
 
 
 def _known(model: ModelMixin, latent: dict[str, Any], width: int, times: torch.dtype) -> dict[str, Any]:
-    """Those of the model's arguments that have a name one knows."""
+    """Values for those of the model's arguments whose names are known."""
     config = model.config
 
     def noise(*shape: int) -> Tensor:

@@ -42,12 +42,12 @@ def sites(family: Family) -> str:
     modules = [site.kind for block in family.blocks for site in block.modules]
     offers = [where for where in ("span", "block", "module", "kv") if where in family.offers]
     if family.skips and "span" in offers:
-        offers.remove("span")  # each is a block of its own
+        offers.remove("span")  # in this family, every span is a single block
     return ", ".join(offers).replace("module", f"module ({', '.join(dict.fromkeys(modules))})")
 
 
 def rotary(family: Family) -> str:
-    """Whether positions are rotations of queries and keys, and in one table or one for each sample."""
+    """Whether it has rotary positions, and if so, with one table for all samples or one for each."""
     places = [(block.whole, *block.modules, *block.keys) for block in family.blocks]
     axes = {rows.axis for sites in places for site in sites if site for rows in site.rotary}
     if not axes:

@@ -1,4 +1,4 @@
-"""Pictures from any diffusers pipeline, timed, and written down with their settings."""
+"""Generate pictures with any diffusers pipeline, time it, and save them with their settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tomadiff.runtime.files import atomic_write, check_writable
 
 @dataclass(frozen=True)
 class Request:
-    """One picture, as a pipeline is asked for it; None leaves it to the pipeline's default."""
+    """What to ask a pipeline for; None means the pipeline's default."""
 
     prompt: str
     seed: int = 0
@@ -29,7 +29,7 @@ class Request:
 
 
 def draw(pipe: DiffusionPipeline, request: Request, **more: Any) -> tuple[Image.Image, float]:
-    """The picture, and the seconds it took. `more` goes to the pipeline as it is."""
+    """Draw a picture; returns it and the seconds it took. `more` is passed on to the pipeline."""
     if request.steps is not None and request.steps < 1:
         raise ValueError(f"{request.steps} steps: there must be at least 1")
     wanted = {"num_inference_steps": request.steps, "guidance_scale": request.guidance}
@@ -50,14 +50,14 @@ def draw(pipe: DiffusionPipeline, request: Request, **more: Any) -> tuple[Image.
 
 
 def check_output(path: Path) -> None:
-    """Complain about an output that can't be written before any work is done for it."""
+    """Raise if the output can't be written, before any work is done for it."""
     if path.suffix.lower() != ".png":
         raise ValueError(f"{path} must be a .png: the settings are written into it")
     check_writable(path)
 
 
 def save(picture: Image.Image, path: Path, settings: dict[str, Any]) -> None:
-    """Write a PNG with its settings inside, all of it or nothing."""
+    """Write a PNG with the settings inside it, atomically."""
     info = PngInfo()
     info.add_text("tomadiff", json.dumps(settings))
     atomic_write(path, lambda partial: picture.save(partial, "PNG", pnginfo=info))

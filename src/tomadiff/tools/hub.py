@@ -6,9 +6,9 @@ import huggingface_hub
 
 
 def trouble() -> str | None:
-    """Why the hub is out of reach, after a short wait: its own client tries again for half a minute."""
+    """Why the hub can't be reached; waits only briefly, while its own client retries for half a minute."""
     try:
         huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=5)
         return None
-    except Exception as error:  # of the HTTP library
+    except Exception as error:  # the HTTP library has many
         return str(error).strip() or type(error).__name__

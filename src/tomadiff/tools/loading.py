@@ -1,4 +1,4 @@
-"""A pipeline by name."""
+"""Load a pipeline by name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_offload(offload: str | None, device: str) -> None:
 
 
 def place(pipe: DiffusionPipeline, device: str, offload: str | None = None) -> DiffusionPipeline:
-    """All of a pipeline on a device, or its weights in main memory, to be brought there when needed."""
+    """Move a pipeline to a device, or keep its weights in main memory and load them when needed."""
     if offload == "model":
         pipe.enable_model_cpu_offload(device=device)
     elif offload == "sequential":
@@ -58,7 +58,7 @@ def place(pipe: DiffusionPipeline, device: str, offload: str | None = None) -> D
 
 
 def check_threads(threads: int | None) -> None:
-    """More than a machine can start would end the process without a word."""
+    """Refuse more threads than a machine can start: the process would end without a message."""
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise ValueError(f"--threads {threads} must be from 1 to {MAX_THREADS}")
 
@@ -94,14 +94,14 @@ def load(
         return place(pipe, device, offload)
     except UntrustedModelError as error:
         raise ValueError(f"won't load {model!r}: {error}") from error
-    except Exception as error:  # anything, where a configuration is JSON, but not what diffusers takes it for
+    except Exception as error:  # diffusers raises all kinds of errors for JSON that is no configuration
         if isinstance(error, ImportError) or out_of_memory(error):
             raise
         if Path(model).is_dir():
             tried = "no pipeline in this folder that diffusers can read"
         else:
             tried = f"no folder, no hub id within reach, and none of {', '.join(names)}"
-        # where the hub is out of reach, what is raised is a long advice, and its cause says why
+        # if the hub can't be reached, the error is long advice, and only its cause tells the reason
         raise ValueError(f"can't load {model!r}: {tried} ({_reason(error.__cause__ or error)})") from error
 
 
@@ -124,22 +124,22 @@ def load_model(folder: Path, device: str, dtype: str) -> ModelMixin:
     try:
         kind = check_model(folder)
         return kind.from_pretrained(folder, dtype=DTYPES[dtype], use_safetensors=True).to(device)
-    except Exception as error:  # as above
+    except Exception as error:  # diffusers raises all kinds of errors here, too
         if isinstance(error, ImportError) or out_of_memory(error):
             raise
         raise ValueError(f"can't load {str(folder)!r}: {_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:
-    """The first line; of a missing key or the like, that alone says nothing."""
+    """The first line of an error, with its class if that line alone says nothing, as with a KeyError."""
     line = next(iter(str(error).strip().splitlines()), "")
     return line if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {line}"
 
 
 def usual_size(pipe: DiffusionPipeline) -> tuple[int, int] | None:
-    """Height and width of what it draws where nobody asks for more; None where it doesn't say."""
+    """A pipeline's default height and width; None if it doesn't tell."""
     side = inspect.signature(pipe.__call__).parameters["height"].default
-    if side is None:  # then it is what the model was trained on
+    if side is None:  # then the default is the size that the model was trained on
         side = getattr(pipe, "default_sample_size", None) or denoiser(pipe)[0].config.get("sample_size", 0)
         side *= getattr(pipe, "vae_scale_factor", 0)
     return (side, side) if side else None

@@ -16,7 +16,7 @@ from tomadiff.runtime.registration import denoiser, session_of
 
 @dataclass(frozen=True)
 class MergeMap:
-    """A plan as a picture needs it, for one sample at one step. Of a video, take single frames."""
+    """A plan for one sample at one step, as it is drawn. For a video, draw single frames (`frame`)."""
 
     step: int
     kind: str
@@ -49,12 +49,12 @@ class Recorder:
         patch = session_of(denoiser(target)[0])
         if patch is None:
             raise NotPatchedError("nothing to map: call tomadiff.apply first")
-        if patch.config.regions in ("stripe", "global"):
+        if patch.config.plan.regions in ("stripe", "global"):
             raise ConfigError('a merge map needs a grid of tokens: use regions="tile"')
         self.patch = patch
         self.steps, self.sample = steps if steps is None else set(steps), sample
-        self.patch.keeps_plans = True  # until we have seen those of the last step
-        self.seen = 0  # steps
+        self.patch.keeps_plans = True  # the last step's are read after it has ended
+        self.seen = 0  # number of steps so far
         self.maps: list[MergeMap] = []
 
     def __call__(self, pipe: Any, step: int, timestep: Any, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Recorder:
         return inputs
 
     def first_middle_last(self) -> list[MergeMap]:
-        """Of the steps in which tokens were merged."""
+        """Three maps: of the first, a middle and the last step that merged tokens."""
         return [self.maps[0], self.maps[len(self.maps) // 2], self.maps[-1]]
 
     def _current(self, step: int) -> list[MergeMap]:
@@ -77,7 +77,7 @@ class Recorder:
         finest = max(used, key=lambda key: math.prod(key.grid))
         plan = plans[finest].plan
         regions = torch.zeros(math.prod(finest.grid), dtype=torch.long)
-        layout = getattr(plan, "regions", None)  # which not every method has
+        layout = getattr(plan, "regions", None)  # only plans of some methods have regions
         if layout is not None:
             numbers = torch.arange(layout.count).repeat_interleave(layout.size).reshape(1, -1, 1)
             regions = layout.restore(numbers.to(plan.destinations.device)).flatten().cpu()

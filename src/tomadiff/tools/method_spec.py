@@ -44,31 +44,37 @@ def label(method: str, ratio: float) -> str:
 
 
 def configuration(method: str, ratio: float, family: Family | None) -> Config:
-    """The configuration of a method of this package; forecasts need no family."""
-    preset, settings = asked(method, ratio)
-    return make(None, preset, settings, *(() if family is None else (family.paper_reuse, family.offers)))
+    """The configuration of a method of this package; raises if models of this family can't honour it."""
+    config = make(None, asked(method, ratio))
+    config.resolve(family)
+    return config
 
 
-def asked(method: str, ratio: float) -> tuple[str | None, Settings]:
-    """The preset and the settings to give to `tomadiff.apply` for a method of this package."""
+def asked(method: str, ratio: float) -> Settings:
+    """The settings to give to `tomadiff.apply` for a method of this package."""
     name, settings = parse(method)
     if name == AUTO:
-        return None, settings
+        return settings
     if name not in METHODS:
         raise ConfigError(
             f"unknown method {method!r}; there are {', '.join(NAMES)}, and {OURS}:setting=value,..."
         )
-    if name in methods.METHODS and name not in PRESETS:
+    if name in PRESETS:
+        settings = {"preset": name, **settings}
+    elif name in methods.METHODS:
         settings = {"method": name, **settings}
-    if ratio or merges(method):
-        settings = {"ratio": ratio, **settings}
-    return (name if name in PRESETS else None), settings
+    return {"ratio": ratio, **settings} if ratio or merges(method) else settings
 
 
 def written(config: Config) -> str:
     """A configuration as a method: the inverse of `configuration`."""
-    settings = config.asked()
-    return spelled(settings.pop("method", OURS), settings)
+    settings, resolved = config.asked(), config.resolve()
+    if not settings:
+        return AUTO
+    if not resolved.merges_as_fallback:  # a method that says no ratio is measured at those of the command
+        settings = {"ratio": resolved.ratio, **settings}
+    name = settings.pop("preset", None) or settings.pop("method", OURS)
+    return spelled(name, settings)
 
 
 def spelled(name: str, settings: dict[str, Any]) -> str:
@@ -171,8 +177,7 @@ def _part_on(target: Any, part: str, ratio: float) -> Iterator[None]:
         with RIVALS[name].on(target, rival_settings(part, ratio)):
             yield
     else:
-        preset, settings = asked(part, ratio)
-        with tomadiff.merged(target, preset=preset, **settings):
+        with tomadiff.merged(target, **asked(part, ratio)):
             yield
 
 

@@ -1,4 +1,4 @@
-"""Schedulers of diffusers by the names that people give them, made to fit a pipeline's own."""
+"""Schedulers of diffusers by their common names, configured like a pipeline's own scheduler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tomadiff.errors import ConfigError
 
 ODE, SDE = {"algorithm_type": "dpmsolver++"}, {"algorithm_type": "sde-dpmsolver++"}
 PLAIN, STOCHASTIC = {"stochastic_sampling": False}, {"stochastic_sampling": True}
-Choice = tuple[str, dict[str, Any]]  # a class of diffusers, and what it is told beside the pipeline's config
+Choice = tuple[str, dict[str, Any]]  # a class of diffusers, and settings on top of the pipeline's config
 
 DIFFUSION: dict[str, Choice] = {
     "euler": ("EulerDiscreteScheduler", {}),
@@ -30,7 +30,7 @@ DIFFUSION: dict[str, Choice] = {
     "unipc": ("UniPCMultistepScheduler", {}),
     "deis": ("DEISMultistepScheduler", {}),
 }
-# diffusers' DEIS ends a flow one step before its end, and so is not among them
+# no DEIS for flow matching: diffusers' ends one step too early
 FLOW_MATCHING: dict[str, Choice] = {
     "euler": ("FlowMatchEulerDiscreteScheduler", PLAIN),
     "stochastic": ("FlowMatchEulerDiscreteScheduler", STOCHASTIC),

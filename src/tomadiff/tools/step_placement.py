@@ -1,4 +1,4 @@
-"""Which steps of a generation should run, from what the model gave at every step of a few dense pictures.
+"""Which steps of a generation should run, computed from the outputs at all steps of a few dense pictures.
 
 A step that doesn't run gets a forecast, which is a weighted sum of earlier outputs. So the errors of all
 forecasts follow from the dot products of the outputs, a small matrix, and the steps with the smallest errors
@@ -20,12 +20,12 @@ from tomadiff.runtime.forecast import Point, extrapolation
 from tomadiff.runtime.sampling import TWO_CALLS, sampling_of
 from tomadiff.runtime.schedule import Schedule
 
-FARTHEST = 12  # steps from one that runs to the next; longer gaps are too bold, and make the search slow
-SHARES = (0.5, 0.42, 1 / 3, 0.25)  # of the steps that run
+FARTHEST = 12  # most steps from one that runs to the next; longer gaps are too risky, and slow to search
+SHARES = (0.5, 0.42, 1 / 3, 0.25)  # shares of steps that run, for each of which a list is computed
 MAX_STEPS = 64  # the search takes seconds up to here, and grows with the fourth power
-INTERVALS = (2, 3, 4)  # equal distances to start from
+INTERVALS = (2, 3, 4)  # the search also starts from steps at these equal distances
 Dots = np.ndarray  # [steps, steps]: dot products of outputs, in fp64, since errors are small differences
-Path = tuple[float, list[int]]  # the error that steps come to, and the steps
+Path = tuple[float, list[int]]  # the error of the forecasts, and the steps that run
 
 
 def placements(model: nn.Module, scheduler: Any, draws: Sequence[Callable[[], Any]]) -> list[list[int]]:
@@ -78,7 +78,7 @@ def dot_products(outputs: Tensor) -> Dots:
 
 
 def step_sizes(scheduler: Any) -> list[float]:
-    """How far an error of the output moves the latents: the change of the noise level, 1 if nobody tells."""
+    """How far an error of the output moves the latents: the change of the noise level, or 1 if unknown."""
     steps, sigmas = len(scheduler.timesteps), getattr(scheduler, "sigmas", None)
     if sigmas is None or len(sigmas) != steps + 1:
         return [1.0] * steps
@@ -134,7 +134,7 @@ def exchange(dots: Dots, sizes: Sequence[float], steps: list[int]) -> list[int]:
 
 def drift(dots: Dots, sizes: Sequence[float], steps: Sequence[int]) -> float:
     """How far all forecasts together move the latents."""
-    moved = np.zeros(len(dots))  # by so much of each step's output
+    moved = np.zeros(len(dots))  # the weight of each step's output in that move
     for step in sorted(set(range(len(dots))) - set(steps)):
         ran = [each for each in steps if each < step][-3:]
         moved[step] += sizes[step]

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from tomadiff import settings_file
-from tomadiff.config import Config, make
+from tomadiff.config import Config
 from tomadiff.errors import ConfigError
 from tomadiff.models import Family, family_of
 from tomadiff.runtime.files import check_writable, locked
@@ -87,7 +87,7 @@ def check(args: argparse.Namespace, budget: Budget) -> None:
 
 
 def candidates(model: nn.Module, family: Family, placements: Sequence[Sequence[int]] = ()) -> list[Config]:
-    """Settings that are worth a try, as far as a model can honour them.
+    """Settings that are worth trying, without those that a model can't honour.
 
     placements: lists of steps to run, beside those at equal distances.
     """
@@ -96,15 +96,16 @@ def candidates(model: nn.Module, family: Family, placements: Sequence[Sequence[i
     wanted += [{"interval": steps} for steps in placements]
     wanted += [{"ratio": 0.25, "interval": interval} for interval in (2, 3)]
     wanted += [{"ratio": 0.75, "where": "kv", "weigh_keys": weigh} for weigh in (True, False)]
-    levels = sorted({place.level for place in find(model, family, Config(where=min(family.offers)))})
-    if len(levels) > 1:  # the finest has most to spare
+    anywhere = Config(where=min(family.offers)).resolve(family)
+    levels = sorted({bound.level for bound in find(model, family, anywhere)})
+    if len(levels) > 1:  # the finest level has the most tokens, and the most to gain
         wanted += [{"ratio": {levels[0]: 0.75}}]
         wanted += [{"ratio": {levels[0]: 0.75, **dict.fromkeys(levels[1:], 0.25)}}]
     found = []
     for fields in wanted:
         try:
-            config = make(None, None, fields, offers=family.offers)
-            find(model, family, config)
+            config = Config(**fields)
+            find(model, family, config.resolve(family))
         except ConfigError:
             continue
         found.append(config)
@@ -140,7 +141,7 @@ class Tuner:
         return found
 
     def search(self) -> list[Row]:
-        """What is known of every setting in the end, dense first: not all of them drew all prompts."""
+        """The results of all settings, dense first; dropped ones have drawn only some prompts."""
         alive = list(self.store.job.contenders[1:])
         for stride in STRIDES:
             self.draw(alive, self.prompts[::stride])
@@ -155,7 +156,7 @@ class Tuner:
             self.draw([(hopeful[0]["method"], hopeful[0]["ratio"])], self.prompts)
 
     def draw(self, contenders: Sequence[Contender], prompts: Sequence[str]) -> None:
-        """Draw what is missing. Times compare within one process only, so half a prompt is drawn again."""
+        """Draw what is missing. Times compare only within one process, so prompts are drawn as a whole."""
         print(f"{len(contenders)} settings, {len(prompts)} of {len(self.prompts)} prompts", file=sys.stderr)
         works: list[Work] = []
         for prompt, seed in [(prompt, seed) for seed in self.seeds for prompt in prompts]:
@@ -223,7 +224,7 @@ def meets(line: Row, budget: Budget) -> bool:
 
 
 def ranked(lines: Sequence[Row], budget: Budget) -> list[Row]:
-    """Those that meet the budget first, the fastest of them first; then the closest."""
+    """First the settings that meet the budget, fastest first; then the others, closest first."""
     closest = next(iter(budget))
     return sorted(
         lines,
@@ -233,7 +234,7 @@ def ranked(lines: Sequence[Row], budget: Budget) -> list[Row]:
 
 
 def best_half(lines: Sequence[Row], budget: Budget) -> list[Contender]:
-    """The better half of the settings, and the closest of those that gain, to be on the safe side."""
+    """The better half of the settings, and in any case the closest one that is faster than dense."""
     scored = ranked([line for line in lines if (line["method"], line["ratio"]) != REFERENCE], budget)
     gaining = [line for line in scored if (line["speedup"] or 0) >= MIN_SPEEDUP] or scored
     safest = max(gaining, key=lambda line: line[next(iter(budget))])

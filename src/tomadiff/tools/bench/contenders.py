@@ -11,7 +11,7 @@ from typing import Any
 from diffusers import DiffusionPipeline
 from torch import nn
 
-from tomadiff.config import Config
+from tomadiff.config import ResolvedConfig
 from tomadiff.models import family_of
 from tomadiff.runtime.registration import attached, denoiser
 from tomadiff.runtime.session import Session
@@ -43,7 +43,7 @@ class Contender:
         return label(self.method, self.ratio)
 
     @property
-    def config(self) -> Config | None:
+    def config(self) -> ResolvedConfig | None:
         return self.patch.config if self.patch else None
 
     @property
@@ -66,7 +66,7 @@ def contender(model: nn.Module, pipeline: Any, method: str, ratio: float) -> Con
         return Contender(method, ratio, lambda: switched_on(target, method, ratio))
     family = family_of(model)
     config = configuration(method, ratio, family)
-    if pipeline is None and config.merges:  # single calls are never forecast
+    if pipeline is None and config.resolve(family).merges:  # single calls are never forecast
         config = dataclasses.replace(config, interval=1)
     patch = Session(model, family, config, pipeline)
     return Contender(method, ratio, lambda: attached(patch), patch)

@@ -235,7 +235,7 @@ def count(call: Callable[[int], Any], patch: Session | None = None) -> Cycle:
     """
     if patch is None:
         return Cycle([_counted(call, 0, lambda: None)])
-    shift, period = bool(patch.config.shift), patch.config.refresh_destinations or 1
+    shift, period = patch.config.shift, patch.config.refresh.destinations
     if shift:
         period += period % 2  # layouts alternate, so a plan is used every second step, and its age is even
     steps: list[Counts] = []

@@ -29,10 +29,11 @@ def count_all(step: Step, size: tuple[int, int], todo: Sequence[tuple[str, float
         if any(map(_caches, parts_of(method))) or not (ratio or merges(method)):
             continue  # without merging, calls that run are dense; what a cache does depends on tensor values
         entry = contender(bones, None, method, ratio)
-        if entry.config and entry.config.auto:
+        if entry.patch and entry.patch.config.auto:
             continue  # auto decides by measuring, which the meta device can't
-        if entry.config:
-            found[method, ratio] = count(call, patch_for_counting(bones, family, entry.config, grid)).per_step
+        if entry.patch:
+            patch = patch_for_counting(bones, family, entry.patch.asked, grid)
+            found[method, ratio] = count(call, patch).per_step
         else:
             with entry.use():
                 found[method, ratio] = count(call).per_step

@@ -106,7 +106,7 @@ def chosen(args: argparse.Namespace, model: nn.Module) -> list[tuple[str, float]
         if decides(part) and args.model in ARCHITECTURES:
             raise ValueError(f"{part} decides by what a model computes, which random weights don't tell")
         ours = name in METHODS or name == AUTO
-        uneven = not is_per_step(part) or (ours and configuration(part, ratio, family).uneven)
+        uneven = not is_per_step(part) or (ours and configuration(part, ratio, family).resolve(family).uneven)
         if uneven and not args.steps:
             raise ValueError(f"{part}: steps of a generation differ, and single calls don't; add --steps")
     check_fit(model, measured)

@@ -1,4 +1,4 @@
-"""What merging does, on the embedded models: pictures dense and merged, merge maps, times and fidelity."""
+"""Show what tomadiff does with the embedded models: pictures, merge maps, times and fidelity."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     """`tomadiff demo`."""
     configs = dict(CONFIGS)
     files = {path: load_settings(path) for path in args.settings}
-    stems = [*configs, *(path.stem for path in files)]  # a title each, also where files share a name
+    stems = [*configs, *(path.stem for path in files)]  # files with the same name need different titles
     configs |= {
         path.stem if stems.count(path.stem) == 1 else str(path): file.config for path, file in files.items()
     }
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     for name in args.models:
         check_output(args.out / f"{name}.png")
         pipe = load_embedded(name)
-        pipe.text_encoder.tokenize(args.prompts)  # complains about what it can't read
+        pipe.text_encoder.tokenize(args.prompts)  # raises for prompts that it doesn't know
         for path, file in files.items():
             warn_of_another(path, file, denoiser(pipe)[0])
         show(pipe, name, args.out, args.prompts, args.steps, configs)

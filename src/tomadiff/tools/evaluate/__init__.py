@@ -1,1 +1,1 @@
-"""How close pictures are to each other."""
+"""Evaluate methods by the pictures they make: `tomadiff eval`."""

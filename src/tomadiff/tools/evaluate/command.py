@@ -158,7 +158,7 @@ def make_metrics(args: argparse.Namespace) -> scores.Metrics:
     device = args.device
     try:
         check_device(device)
-    except ValueError:  # the workers may have one
+    except ValueError:  # the workers may have such a device
         device = "cpu"
         print(f"pictures are measured on the CPU: there is no {args.device} here", file=sys.stderr)
     return scores.load_metrics(

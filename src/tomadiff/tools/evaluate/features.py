@@ -33,7 +33,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Network:
-    """Has in `model` all that it needs, loaded once."""
+    """A network in `model`, loaded at its first use."""
 
     model: Any
 
@@ -42,7 +42,7 @@ class Network:
         return self
 
     def tried(self: N) -> N:
-        """Loaded, to know early whether it is available, and let go: others need the memory until then."""
+        """Load the network to see whether it is available, then free it until it is needed."""
         self.load()
         del self.model
         return self
@@ -74,7 +74,7 @@ class Inception(Network):
         return F.interpolate(pictures, (self.size, self.size), mode="bilinear", align_corners=False)
 
     def statistics(self, source: Path, batch: int = 16) -> Statistics:
-        """Of real pictures: a folder with some in it or below it, or a .npz of statistics made before."""
+        """The statistics of real pictures: in a folder, searched recursively, or in a .npz file."""
         if not source.is_dir():
             made = Statistics.load(source)
             if len(made.mean) != self.channels:
@@ -85,7 +85,7 @@ class Inception(Network):
         paths = sorted(path for path in source.rglob("*") if path.suffix.lower() in PICTURES)
         if len(paths) < 2:
             raise ValueError(f"{source} has {len(paths)} pictures ({', '.join(PICTURES)}): FID needs more")
-        # they may be of different sizes, so each is resized before they are put together
+        # pictures may have different sizes, so each is resized before they are batched
         resized = (self.resize(read_picture(path)) for path in paths)
         batches = iter(lambda: list(islice(resized, batch)), [])
         return Statistics.of(self(torch.cat(some)) for some in batches)
@@ -94,8 +94,8 @@ class Inception(Network):
 class Lpips(Network):
     """Learned perceptual distance (Zhang et al. 2018, version 0.1 with its linear heads), on AlexNet."""
 
-    pooled = (1, 2)  # convolutions before which 3 x 3 are pooled
-    smallest = 31  # pixels a side, for the last convolution to see anything
+    pooled = (1, 2)  # indices of the convolutions with a 3 x 3 max pooling before them
+    smallest = 31  # least side in pixels, so that the last convolution has an output
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
@@ -126,15 +126,15 @@ class Lpips(Network):
         return sum((head * (x - y) ** 2).sum(1).mean((1, 2)) for head, x, y in layers).double().cpu()
 
     def _features(self, pictures: Tensor) -> Iterator[Tensor]:
-        """After each convolution, of unit length in each place."""
+        """The features after each convolution, normalised to unit length at each position."""
         convolutions, _ = self.model
         x = pictures.to(self.device, torch.float32)
-        # LPIPS's shift and scale, which it has for [-1, 1], are ImageNet's for [0, 1]
+        # LPIPS's shift and scale for pixels in [-1, 1] are the same as ImageNet's for pixels in [0, 1]
         x = (x - self._tensor(IMAGENET_MEAN).view(3, 1, 1)) / self._tensor(IMAGENET_STD).view(3, 1, 1)
         for i, (kernel, bias) in enumerate(convolutions):
             if i in self.pooled:
                 x = F.max_pool2d(x, 3, stride=2)
-            # AlexNet's first is the only one that is not "same"
+            # all but the first of AlexNet's convolutions have "same" padding
             stride, padding = (4, 2) if kernel.shape[-1] == 11 else (1, kernel.shape[-1] // 2)
             x = F.conv2d(x, kernel, bias, stride, padding).relu()
             yield x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10)
@@ -151,7 +151,7 @@ class Clip(Network):
 
     @cached_property
     def model(self) -> tuple[Any, Any, Preparation]:
-        """The network, its tokenizer, and how it wants pictures."""
+        """The network, its tokenizer, and its preprocessing of pictures."""
         clip = pretrained("CLIP", self.name, "CLIPModel").to(self.device)
         tokenizer = pretrained("CLIP", self.name, "CLIPTokenizer")
         side = clip.config.vision_config.image_size
@@ -187,7 +187,7 @@ class Dino(Network):
 
     @cached_property
     def model(self) -> tuple[Any, Preparation]:
-        """The network, and how it wants pictures."""
+        """The network, and its preprocessing of pictures."""
         dino = pretrained("DINO", self.name, "AutoModel").to(self.device)
         if not hasattr(dino.config, "image_size"):
             raise NotAvailable(f"DINO: {self.name} is a {type(dino).__name__}, not an encoder of pictures")

@@ -22,7 +22,7 @@ UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 def open_picture(path: Path) -> Image.Image:
-    """All of it, in RGB."""
+    """Decode a picture completely, as RGB."""
     try:
         with Image.open(path) as picture:
             return picture.convert("RGB")
@@ -40,5 +40,5 @@ def check(*pictures: Tensor) -> None:
         if x.ndim != 4 or x.shape[1] != 3 or x.shape != pictures[0].shape:
             shapes = ", ".join(str(list(p.shape)) for p in pictures)
             raise ValueError(f"pictures must be [B, 3, H, W], all of one size, not {shapes}")
-        if not (x.min() > -0.01 and x.max() < 1.01):  # resizing rounds
+        if not (x.min() > -0.01 and x.max() < 1.01):  # resizing may exceed the range a little
             raise ValueError(f"pictures must be in [0, 1], not [{x.min():.3g}, {x.max():.3g}]")

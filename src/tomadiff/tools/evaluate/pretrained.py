@@ -1,4 +1,4 @@
-"""Models from a folder or the hub: their weights, and how they want pictures."""
+"""Load models from a folder or the hub, with their preprocessing of pictures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pretrained(what: str, name: str, kind: str) -> Any:
         try:
             loaded = loader.from_pretrained(name, local_files_only=local, **more)
             break
-        except Exception as error:  # transformers, safetensors and the hub's client all have their own
+        except Exception as error:  # transformers, safetensors and the hub's client each have some
             reason = str(error).strip().splitlines()[0]
     else:
         raise NotAvailable(f"{what}: can't load {name!r} as a {kind}: {reason}")
@@ -102,7 +102,7 @@ def _file(name: str, file: str) -> Path | None:
     for local in _local_first(name):
         try:
             return Path(huggingface_hub.hf_hub_download(name, file, local_files_only=local))
-        except Exception:  # out of reach, no such model, no such file: each has its own
+        except Exception:  # no connection, no such model, no such file: each has its own exception
             continue
     return None
 

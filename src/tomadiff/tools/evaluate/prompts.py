@@ -43,14 +43,14 @@ def load_prompts(source: str, limit: int | None = None) -> list[str]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{source} is not UTF-8 text: {error}") from error
     prompts = [prompt.strip() for prompt in READERS[path.suffix.lower()](lines, source)]
-    prompts = list(dict.fromkeys(prompt for prompt in prompts if prompt))  # twice would be the same picture
+    prompts = list(dict.fromkeys(prompt for prompt in prompts if prompt))  # each prompt once
     if not prompts:
         raise ValueError(f"{source} has no prompts in it")
     return prompts[:limit]
 
 
 def check_prompts(pipe: Any, prompts: Sequence[str]) -> None:
-    """Complain about what an embedded model can't read; others read anything."""
+    """Raise for prompts that an embedded model doesn't know; other models take any text."""
     if isinstance(pipe, EmojiPipeline):
         pipe.text_encoder.tokenize(list(prompts))
 
@@ -82,7 +82,7 @@ def gemrec() -> Iterable[str]:
             prompts.setdefault(row["prompt"].strip())
             if len(prompts) == GEMREC_PROMPTS:
                 break
-    except Exception as error:  # the hub's client, its HTTP library and parquet all have their own
+    except Exception as error:  # the hub's client, its HTTP library and parquet each have some
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"can't get {GEMREC} from the hub ({reason}): go online, {instead}") from error
     return prompts
@@ -113,7 +113,7 @@ def read_csv(lines: list[str], source: str) -> Iterable[str]:
 
 
 def _cell(row: dict[Any, Any], column: str, where: str) -> str:
-    if None in row:  # what is beyond the last column
+    if None in row:  # the key of values beyond the last column
         raise ValueError(f"{where} has more cells than there are columns: put text with commas in quotes")
     return row[column] or ""
 

@@ -22,4 +22,4 @@ def _part(part: str, ratio: float, family: Family | None) -> dict[str, Any]:
         return {}
     if name in RIVALS:
         return RIVALS[name].resolved(rival_settings(part, ratio))
-    return configuration(part, ratio, family).to_dict()
+    return configuration(part, ratio, family).resolve(family).to_dict()

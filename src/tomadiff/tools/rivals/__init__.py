@@ -1,4 +1,4 @@
-"""What users would do instead, by name: fewer steps, a better solver, caches, the real ToMeSD."""
+"""Alternatives to tomadiff, by name: fewer steps, a better solver, caches, the real ToMeSD."""
 
 from __future__ import annotations
 

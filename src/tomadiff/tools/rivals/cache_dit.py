@@ -1,4 +1,4 @@
-"""cache-dit's DBCache: a transformer's first blocks tell whether the others run; also with TaylorSeer."""
+"""cache-dit's DBCache: the output of a transformer's first blocks decides whether the others run."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def _adapter(pipe: Any, transformer: nn.Module) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """It tells of every time it goes on and off, which here is once a picture."""
-    handlers = logging.getLogger("CACHE_DIT").handlers  # which all of its loggers share
+    """Silence cache-dit, which logs every time that it is switched on or off: here, for each picture."""
+    handlers = logging.getLogger("CACHE_DIT").handlers  # shared by all of its loggers
     before = [handler.level for handler in handlers]
     for handler in handlers:
         handler.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""DeepCache: a UNet's inner blocks run in every so many-th step, and give their last output between."""
+"""DeepCache: a UNet's inner blocks run in every N-th step; in the others, their last output is reused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _helper(pipe: Any) -> Any:
     from DeepCache import DeepCacheSDHelper
 
     class Helper(DeepCacheSDHelper):
-        """The stock one looks a single timestep up by its value; pipelines may pass a batch, or scale it."""
+        """DeepCache looks a timestep up by its value, and fails if a pipeline passes a batch or scales it."""
 
         def wrap_unet_forward(self) -> None:
             unet = self.pipe.unet

@@ -26,7 +26,7 @@ from .rival import Rival, Settings, parameters
 
 
 class DiffusersCache(Rival):
-    config: ClassVar[Any]  # a dataclass of diffusers; None where this version has it not
+    config: ClassVar[Any]  # a dataclass of diffusers; None if this version doesn't have it
 
     def takes(self) -> Mapping[str, Parameter]:
         return parameters(self.config)
@@ -58,7 +58,7 @@ class FirstBlock(DiffusersCache):
 
 
 class TaylorSeer(DiffusersCache):
-    """Keeps its tensors in the model's precision, where nobody says otherwise: bfloat16 costs closeness."""
+    """Keeps tensors in the model's precision by default: its own default, bfloat16, is less accurate."""
 
     config = TaylorSeerCacheConfig
 
@@ -75,7 +75,7 @@ class TaylorSeer(DiffusersCache):
 
 
 class MagCache(DiffusersCache):
-    """Skips by how the size of residuals changes from step to step, which a dense picture has to tell."""
+    """Skips steps by how residuals grow from step to step, which is calibrated on a dense picture."""
 
     config: ClassVar[Any] = getattr(diffusers, "MagCacheConfig", None)
     decides = True
@@ -97,7 +97,7 @@ class MagCache(DiffusersCache):
             return
         found: list[float] = []
 
-        def look(*_: Any) -> None:  # what is measured is gone when the picture is finished
+        def look(*_: Any) -> None:  # the measured values are deleted at the end of the picture
             found[:] = max((state.calibration_ratios for state in _states(model)), key=len, default=[])
 
         model.enable_cache(self.config(calibrate=True, num_inference_steps=10**9))
@@ -110,7 +110,7 @@ class MagCache(DiffusersCache):
         self._ratios[model] = list(found)
 
     def made(self, model: nn.Module, settings: Settings) -> Any:
-        ratios = settings.get("mag_ratios") or self._ratios.get(model) or [1.0]  # to see whether it fits
+        ratios = settings.get("mag_ratios") or self._ratios.get(model) or [1.0]  # any will do for a check
         return self.config(**{**settings, "mag_ratios": ratios, "num_inference_steps": len(ratios)})
 
 

@@ -1,4 +1,4 @@
-"""Dense in fewer steps, and by another solver where one is named: what anybody can do without a package."""
+"""Dense in fewer steps, optionally with another solver: what anybody can do without a package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FewerSteps(Rival):
             raise ConfigError(f"{part!r}: unknown solver {solver!r}; there are {', '.join(NAMES)}")
 
     def on(self, target: Any, settings: Settings) -> AbstractContextManager[Any]:
-        """Only the solver goes on: the number of steps is the caller's to ask for."""
+        """Set the solver only: the caller passes the number of steps to the pipeline."""
         solver = settings.get("solver")
         if solver is None or isinstance(target, nn.Module):
             return nullcontext()

@@ -21,28 +21,28 @@ Settings = dict[str, Any]
 class Rival(ABC):
     """A method of another package, or of the sampler."""
 
-    package: ClassVar[str | None] = None  # what to import, where it isn't diffusers
-    install: ClassVar[str] = ""  # what pip is told to get it
+    package: ClassVar[str | None] = None  # the package to import; None if it is diffusers
+    install: ClassVar[str] = ""  # the argument of `pip install` for it
     merges: ClassVar[bool] = False  # whether it takes a ratio of tokens to remove
-    decides: ClassVar[bool] = False  # by values which steps run: its work differs from picture to picture
+    decides: ClassVar[bool] = False  # tensor values decide what runs, so pictures differ in work
     per_step: ClassVar[bool] = False  # whether all steps are alike, so that single calls show what it does
 
     @abstractmethod
     def takes(self) -> Mapping[str, inspect.Parameter]:
-        """Its settings."""
+        """The settings that it takes, by name."""
 
     @abstractmethod
     def on(self, target: Any, settings: Settings) -> AbstractContextManager[Any]:
-        """Put it on a pipeline, or a model, for the length of a `with` block."""
+        """Apply it to a pipeline or a model for the length of a `with` block."""
 
     def refuse(self, family: Family) -> None:  # noqa: B027
-        """Complain about a family of models that it doesn't know."""
+        """Raise a ConfigError for a family of models that it doesn't support."""
 
     def calibrate(self, target: Any, settings: Settings, draw: Callable[[], Any]) -> None:  # noqa: B027
-        """Learn from a dense picture what it has to know of a model."""
+        """Measure on a dense picture what it needs to know about a model."""
 
     def check(self, part: str, settings: Settings, family: Family | None) -> None:
-        """Complain about what can't be had."""
+        """Raise a ConfigError if it is not installed, or doesn't support the settings or the family."""
         if family is not None:
             self.refuse(family)
         if self.package and find_spec(self.package) is None:
@@ -56,7 +56,7 @@ class Rival(ABC):
                 raise ConfigError(f"{part!r}: {name} is no word, but something like {default}")
 
     def resolved(self, settings: Settings) -> Settings:
-        """All that it comes to, also what nobody gave."""
+        """All settings, with the package's defaults for those that were not given."""
         defaults = {name: p.default for name, p in self.takes().items() if p.default is not p.empty}
         of = {"version": version(self.install)} if self.package else {}
         return {**of, **defaults, **settings}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from inspect import Parameter
 from typing import Any
 
-from tomadiff.config import make
+from tomadiff.config import Config
 from tomadiff.errors import ConfigError
 from tomadiff.models import Family
 from tomadiff.runtime.registration import denoiser
@@ -27,9 +27,8 @@ class ToMeSD(Rival):
 
     def check(self, part: str, settings: Settings, family: Family | None) -> None:
         super().check(part, settings, family)
-        # what our ToMe can't do, the real one would do less of in silence
-        tome = {"method": "tome", "ratio": settings["ratio"]}
-        make(None, None, tome)
+        # beyond what our ToMe can do, the real one silently merges less
+        Config(method="tome", ratio=settings["ratio"])
 
     def takes(self) -> Mapping[str, Parameter]:
         import tomesd

@@ -1,4 +1,4 @@
-"""The form as it is, as Python and as a settings file."""
+"""The current form as Python code and as a settings file."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def theme() -> gr.themes.Base:
     base = gr.themes.Base(
         primary_hue="teal", neutral_hue="slate", font=SYSTEM_FONTS, font_mono=MONO_FONTS, radius_size="md"
     )
-    return base.set(  # dark enough on light, light enough on dark, to be read
+    return base.set(  # enough contrast on light and on dark backgrounds
         body_text_color_subdued="*neutral_600",
         body_text_color_subdued_dark="*neutral_400",
         block_info_text_color="*neutral_600",
@@ -39,7 +39,7 @@ def theme() -> gr.themes.Base:
 
 
 def pair() -> gr.Row:
-    """Two narrow things beside each other."""
+    """A row for two narrow components."""
     return gr.Row(elem_classes="pair")
 
 
@@ -48,6 +48,6 @@ def number(title: str, name: str, value: int | None) -> gr.Number:
 
 
 def picture(title: str, name: str, *buttons: str, kind: type = gr.Image, **more: Any) -> Any:
-    """To look at, also as large as the screen."""
+    """A picture that can be viewed in full screen."""
     shown = {"format": "png", "interactive": False, "buttons": [*buttons, "fullscreen"]}
     return kind(label=title, elem_id=name, **shown, **more)

@@ -20,7 +20,7 @@ SIDE = 640  # pixels of the map
 class MapTab:
     def __init__(self, studio: Studio) -> None:
         self.studio = studio
-        self.result = gr.State(None)  # the name under which the studio keeps it
+        self.result = gr.State(None)  # the key of the result in the studio
         with gr.Row(elem_id="map-columns"):
             with gr.Column(scale=3, min_width=300):
                 self.map = picture("Merge map", "map")
@@ -55,7 +55,7 @@ class MapTab:
         drawn, about = map_of(result, first, True, None)
         return {
             self.result: name,
-            # a slider needs two ends, also for a single step
+            # a slider needs two different ends, even for a single step
             self.step: gr.update(
                 maximum=max(2, result.merged.steps), value=first, interactive=result.merged.steps > 1
             ),

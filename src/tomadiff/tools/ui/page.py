@@ -1,4 +1,4 @@
-"""The page: a form on the left, tabs with what came of it on the right."""
+"""The page: a form on the left, tabs with the results on the right."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Page:
                     with gr.Tab("Code", id="code"):
                         CodeTab(studio, self.form)
             compare_tab.connect(map_tab)
-            self.blocks.unload(self.form.stop)  # nobody is there any more to look at it
+            self.blocks.unload(self.form.stop)  # the user has left the page
             if self.form.model is not None:
                 form = self.form
                 changed = [form.message, self.heading, form.prompt, form.steps, form.height, form.width]

@@ -27,6 +27,7 @@ class Merged(Drawn):
     """A picture from merged tokens, beside the dense one."""
 
     config: Config
+    settings: dict[str, Any]  # what the config came to
     tokens: int  # on the finest grid
     kept: int  # tokens left of these in a merged step
     steps: int

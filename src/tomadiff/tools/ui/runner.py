@@ -65,7 +65,7 @@ class Runner:
                     recorder = Recorder(self.pipe)
                 except ConfigError as error:
                     no_maps = str(error)
-            drawn = self._timed(request, f"{method} at {config.ratio:g}", part, recorder)
+            drawn = self._timed(request, f"{method} at {config.resolve().ratio:g}", part, recorder)
             report = tomadiff.report(self.pipe)
         finest = max(report.sites, key=lambda site: site.tokens, default=None)
         merged_calls = finest.calls - finest.dense_calls if finest else 0
@@ -74,6 +74,7 @@ class Runner:
             picture=drawn.picture,
             seconds=drawn.seconds,
             config=config,
+            settings=report.settings,
             tokens=finest.tokens if finest else 0,
             kept=finest.kept if finest else 0,
             steps=request.steps,

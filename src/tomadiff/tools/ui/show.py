@@ -151,7 +151,7 @@ class Exports:
             "prompt": result.generation.request.prompt,
             "seed": result.generation.request.seed,
             "steps": result.generation.request.steps,
-            "cells": {label(*cell): merged.config.to_dict() for cell, merged in result.cells.items()},
+            "cells": {label(*cell): merged.settings for cell, merged in result.cells.items()},
         }
         save(sheet(result), path, about)
         return path

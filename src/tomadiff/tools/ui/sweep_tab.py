@@ -23,7 +23,7 @@ RATIOS = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)
 class SweepTab:
     def __init__(self, studio: Studio, form: Form, exports: show.Exports) -> None:
         self.studio, self.form, self.exports = studio, form, exports
-        self.result = gr.State(None)  # the name under which the studio keeps it
+        self.result = gr.State(None)  # the key of the result in the studio
         with gr.Row():
             self.ratios = gr.CheckboxGroup(
                 [(f"{ratio:g}", ratio) for ratio in RATIOS],
