@@ -174,22 +174,27 @@ def regression_matrix(features: Tensor, merging: Tensor, real_slots: Tensor | No
     # centred, since otherwise rounding errors would be as large as the distances between similar tokens
     tokens = unit - unit.mean(1, keepdim=True)
     points = torch.bmm(merging, tokens)
-    known, wanted = _squared_distances(points, points), _squared_distances(points, tokens)
-    real = merging.new_ones(merging.shape[:2]) if real_slots is None else real_slots.to(merging.dtype)
-    pairs = real[:, :, None] * real[:, None, :]
-    total = (known * pairs).sum((1, 2), keepdim=True)
-    width = (total / pairs.sum((1, 2), keepdim=True)).clamp_min(1e-12)
-    noise = REGRESSION_NOISE * torch.eye(known.shape[1], device=known.device)
-    known = torch.exp(known / (-2 * width)) * pairs + torch.diag_embed(1 - real) + noise
-    wanted = torch.exp(wanted / (-2 * width)) * real[:, :, None]
+    # squared distances of merged tokens to each other and to all tokens, in one product: planning is many
+    # small operations, and a GPU pays for each
+    both, k = torch.cat([points, tokens], 1), points.shape[1]
+    squares = both.square().sum(-1)
+    distances = torch.baddbmm(squares[:, None, :], points, both.transpose(1, 2), alpha=-2)
+    distances = (distances + squares[:, :k, None]).clamp_min(0)
+    noise = REGRESSION_NOISE * torch.eye(k, device=points.device)
+    if real_slots is None:
+        width = distances[..., :k].mean((1, 2), keepdim=True).clamp_min(1e-12)
+        prior = 1 / k
+    else:
+        real = real_slots.to(merging.dtype)
+        pairs = real[:, :, None] * real[:, None, :]
+        total = (distances[..., :k] * pairs).sum((1, 2), keepdim=True)
+        width = (total / pairs.sum((1, 2), keepdim=True)).clamp_min(1e-12)
+        prior = (real / real.sum(-1, keepdim=True))[:, None, :]
+    kernel = torch.exp(distances / (-2 * width))
+    known, wanted = kernel[..., :k] + noise, kernel[..., k:]
+    if real_slots is not None:
+        known = known * pairs + torch.diag_embed(1 - real)
+        wanted = wanted * real[:, :, None]
     # `torch.linalg.solve` would check for errors, which synchronises a GPU
     weights = torch.linalg.solve_ex(known, wanted).result.transpose(1, 2)
-    left = 1 - weights.sum(-1, keepdim=True)
-    return weights + left * (real / real.sum(-1, keepdim=True))[:, None, :]
-
-
-def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Pairwise squared distances: [G, p, C], [G, q, C] -> [G, p, q]."""
-    products = torch.bmm(a, b.transpose(1, 2))
-    squares = a.square().sum(-1)[:, :, None] + b.square().sum(-1)[:, None, :]
-    return (squares - 2 * products).clamp_min(0)
+    return weights + (1 - weights.sum(-1, keepdim=True)) * prior

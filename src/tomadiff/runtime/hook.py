@@ -269,17 +269,16 @@ class SiteHook(ModelHook):
 
     def _gathered(self, argument: Any, rows: PerTokenArg, call: ModelCall, span: SpanState) -> Any:
         """The rows of the plan's destinations, gathered once per call for all sites that share the plan."""
-        compiling = torch.compiler.is_compiling()
-        key = (id(span.destinations), id(argument), id(rows))
+        compiling = torch.compiler.is_compiling()  # the compiler removes repeated gathers by itself
+        key = (0, 0, 0) if compiling else (id(span.destinations), id(argument), id(rows))
         if not compiling and key in call.gathered:
             return call.gathered[key][1]
         keys_only = self.keys_only and rows in self.site.rotary
         how = (call.tasks[self.index].tokens, rows, argument, call.layout.reference_tokens, keys_only)
-        if compiling:  # the compiler removes repeated gathers by itself
+        if compiling:
             return gather_rows(span.destinations, *how)
-        places = call.span_plans[self.span.number].places
         with call.times.spent("merge", span.destinations.device):
-            made = gather_rows(span.destinations, *how, places)
+            made = gather_rows(span.destinations, *how, call.span_plans[self.span.number].places)
         call.gathered[key] = (argument, made)  # holding the argument keeps its id unique
         return made
 

@@ -39,7 +39,7 @@ def gather_rows(
     destinations: [B, K] of the image's `tokens`; `reference_tokens` come before and after these.
     places: keeps what `places_in_table` returns for these destinations.
     """
-    how = (reference_tokens, keys_only, {} if places is None else places)
+    how = (reference_tokens, keys_only, places)
     if not rows.inside:
         return _gather(destinations, tokens, rows, argument, *how)
     return tuple(
@@ -55,7 +55,7 @@ def _gather(
     table: Any,
     reference_tokens: tuple[int, int],
     keys_only: bool,
-    places: dict[tuple[int, int], Tensor],
+    places: dict[tuple[int, int], Tensor] | None,
 ) -> Any:
     if isinstance(table, (tuple, list)):
         how = (reference_tokens, keys_only, places)
@@ -73,9 +73,12 @@ def _gather(
         )
     start = before if rows.text_last else before + text
     key = (table.shape[rows.axis], start)
-    if key not in places:
-        places[key] = places_in_table(destinations, tokens, *key)
-    gathered = rows_at(places[key], table, rows.axis)
+    at = None if places is None else places.get(key)  # no look-up in compiled code, whose lengths may vary
+    if at is None:
+        at = places_in_table(destinations, tokens, *key)
+        if places is not None:
+            places[key] = at
+    gathered = rows_at(at, table, rows.axis)
     merged: Tensor | PerSample = gathered
     if rows.axis == 0:
         merged = gathered[0] if len(gathered) == 1 else PerSample(gathered)
