@@ -34,7 +34,8 @@ def apply(
 
     `interval` says which steps run the model: in the others, its output is forecast. `ratio` says how many
     tokens the transformer blocks drop in the steps that run, by merging tokens that are alike. With neither,
-    the sampler and the number of steps decide, generation by generation; `tomadiff.report` tells how.
+    the sampler and the number of steps decide, generation by generation, and keys of very long sequences are
+    merged in families that bear it, if a measurement says that this gains; `tomadiff.report` tells how.
 
     Give a `Config`, the name of a settings file, or fields of a `Config` by keyword, as in ratio=0.5.
     `sites` says where to merge in a model of no declared family. Applying again replaces what was there.

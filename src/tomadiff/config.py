@@ -30,10 +30,7 @@ MERGING = tuple(METHODS["toma"].defaults)  # the settings that a method has or h
 # The least value of settings that are whole numbers.
 LEAST = {"refresh_destinations": 1, "refresh_weights": 1, "dense_blocks": 0, "dense_last_blocks": 0}
 # The paper's variants. How long they keep plans differs by family: `Family.paper_reuse`.
-AS_PUBLISHED: dict[str, Any] = {
-    **{"share": "kind", "dense_blocks": 0, "interval": 1},
-    **{"unmerge": "transpose", "shift": False},
-}
+AS_PUBLISHED: dict[str, Any] = {"share": "kind", "dense_blocks": 0, "interval": 1, "unmerge": "transpose"}
 PRESETS: dict[str, dict[str, Any]] = {
     "toma": {"regions": "tile", "assign": "global", "where": "module", **AS_PUBLISHED},
     "toma_once": {"regions": "tile", "assign": "global", "where": "block", **AS_PUBLISHED},
@@ -88,8 +85,7 @@ class Config:
     weigh_keys: let a merged key count as often as the tokens it stands for.
     dense_blocks (1), dense_last_blocks (0): leave the first and the last N blocks of each kind dense. With 1,
         the only block of a kind is merged all the same.
-    shift (True): use a layout that is shifted by half a region (half a cell) in every other step that runs;
-        not by default with regions or assignment "global", or where="kv".
+    shift: use a layout that is shifted by half a region (half a cell) in every other step that runs.
     """
 
     interval: Interval | None = None
@@ -109,7 +105,7 @@ class Config:
     weigh_keys: bool = False
     dense_blocks: int | None = None
     dense_last_blocks: int = 0
-    shift: bool | None = None
+    shift: bool = False
     auto: bool = False
 
     def __post_init__(self) -> None:
@@ -258,7 +254,7 @@ class ConfigFields(TypedDict, total=False):
     weigh_keys: bool
     dense_blocks: int | None
     dense_last_blocks: int
-    shift: bool | None
+    shift: bool
     auto: bool
 
 

@@ -97,7 +97,7 @@ def make_report(sessions: list[Session], second: str | None = None) -> Report:
                 dense_calls=hook.counts.dense_calls,
             )
             for session in sessions
-            for hook in session.sites
+            for hook in session.hooks
         ],
         generations=first.counts.generations,
         steps=_sums([session.counts.steps for session in sessions]),
@@ -105,7 +105,7 @@ def make_report(sessions: list[Session], second: str | None = None) -> Report:
         why=first.counts.why,
         refreshes=_sums([session.counts.refreshes for session in sessions]),
         held=sum(session.held() for session in sessions),
-        auto=[str(answer) for session in sessions for answer in session.answers.values()],
+        auto=[line for session in sessions for line in session.found()],
         seconds=_sums([session.times.seconds for session in sessions]) if timed else None,
     )
 

@@ -60,7 +60,7 @@ def test_a_home_made_model_is_merged_where_one_says(model: HomeMade) -> None:
 
 def test_spans_of_a_shared_sharp_plan_do_what_blocks_do(model: HomeMade) -> None:
     """Merging what was unmerged by the same plan gives back what was merged."""
-    settings = {"ratio": 0.5, "share": "kind", "scale": 1e6}
+    settings = {"ratio": 0.5, "share": "kind", "scale": 1e6, "unmerge": "transpose"}
     tomadiff.apply(model, sites=Sites(**SAID), where="block", **settings)
     blocks = call(model)
     with tomadiff.merged(model, sites=Sites(**SAID, spans=True), where="span", **settings):

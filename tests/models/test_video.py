@@ -50,8 +50,9 @@ def test_boxes_merge_what_stands_still_at_no_loss_and_tiles_do_not(model: nn.Mod
     model.rope.freqs_cos[:, : model.rope.t_dim], model.rope.freqs_sin[:, : model.rope.t_dim] = 1, 0
     still = noise((0, 1), 4, 1, 16, 16).repeat(1, 1, 4, 1, 1)
     dense = call(model, hidden_states=still)
-    tomadiff.apply(model, ratio=0.75, where=where, region_size=(4, 4, 4))
-    assert distance(call(model, hidden_states=still), dense) < 1e-4
+    for unmerge, lost in (("transpose", 1e-4), ("regression", 1e-3)):  # which shrinks changes a little
+        tomadiff.apply(model, ratio=0.75, where=where, region_size=(4, 4, 4), unmerge=unmerge)
+        assert distance(call(model, hidden_states=still), dense) < lost
     tomadiff.apply(model, ratio=0.75, where=where)
     assert distance(call(model, hidden_states=still), dense) > 1e-2
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from comparison import distance
 from diffusers.models.attention_dispatch import attention_backend
-from pipelines import denoiser, draw, make
+from pipelines import bare_call, denoiser, draw, make
 from tiny import NAMES, build, grid_of, run, tiny
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -216,3 +216,15 @@ def test_attention_without_torchs_function_keeps_its_mask(folded: None) -> None:
         "SlicedAttnProcessor"
     )
     assert distance(draw(pipe), default) < 1e-4
+
+
+def test_rotary_tables_of_merged_keys_are_let_go_with_their_block() -> None:
+    """No other block has the same plan; tables of all blocks together would take much memory."""
+    model = denoiser(make("flux"))
+    tomadiff.apply(model, ratio=0.5, where="kv")
+    held = []
+    last = list(model.single_transformer_blocks)[-1]
+    last.register_forward_hook(lambda *_: held.append(len(model._tomadiff.call.gathered)))
+    with torch.no_grad():
+        model(**bare_call(model))
+    assert held == [0]

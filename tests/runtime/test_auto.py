@@ -92,9 +92,9 @@ def test_what_gains_is_merged_and_the_rest_is_dense(folder: Path, everything_gai
 def test_a_part_gains_if_the_median_of_its_rounds_does() -> None:
     group = ("block", 2)
     rounds = [({group: dense}, {group: merged}) for dense, merged in ((1.0, 0.5), (9.0, 6.0), (2.0, 4.0))]
-    part = autotune._part(group, 3, rounds)
+    part = autotune.compared(group, 3, rounds)
     assert part == autotune.Part("block", 2, 3, 2.0, 4.0, 1.5, True)
-    assert not autotune._part(group, 3, [({group: 1.0}, {group: 0.97})]).merge, (
+    assert not autotune.compared(group, 3, [({group: 1.0}, {group: 0.97})]).merge, (
         "too little to change a picture"
     )
 

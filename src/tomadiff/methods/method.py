@@ -14,7 +14,7 @@ MODULES = ("self", "cross", "mlp")  # the modules of a block that can be merged 
 # the settings that a method must have defaults for; those in PlanSettings are up to it
 REQUIRED = (
     *("ratio", "where", "modules", "refresh_destinations", "refresh_weights"),
-    *("share", "dense_blocks", "shift"),
+    *("share", "dense_blocks"),
 )
 
 Grid = tuple[int, ...]

@@ -93,7 +93,7 @@ def dependent_defaults(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     image. And keys and values are never unmerged.
     """
     if "global" in (settings["regions"], settings["assign"]) or settings["where"] == "kv":
-        return {"unmerge": "transpose", "refresh_weights": 6, "shift": False}
+        return {"unmerge": "transpose", "refresh_weights": 6}
     return {}
 
 
@@ -115,7 +115,6 @@ METHOD = Method(
         "refresh_weights": 1,
         "share": "block",
         "dense_blocks": 1,
-        "shift": True,
     },
     dependent_defaults=dependent_defaults,
 )

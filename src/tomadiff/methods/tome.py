@@ -145,7 +145,6 @@ DEFAULTS: dict[str, Any] = {
     "refresh_weights": 1,
     "share": "block",
     "dense_blocks": 0,
-    "shift": False,
 }
 METHOD = Method(
     name="tome",

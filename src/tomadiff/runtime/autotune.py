@@ -17,13 +17,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tomadiff.config import ResolvedConfig
 from tomadiff.core import RefreshSchedule
 from tomadiff.errors import ConfigError
 
@@ -32,7 +32,7 @@ from .files import atomic_write, cache, one_at_a_time, parse_json
 from .hook import SiteHook
 from .layout import Layout
 from .machine import processor, versions, wait_for
-from .model_call import ModelCall, SiteTask
+from .model_call import Group, ModelCall, SiteTask
 from .plan_cache import PlanCache
 from .timing import Times
 
@@ -46,7 +46,6 @@ ENOUGH = 20.0  # seconds after which no round beyond the minimum is begun
 NEVER = RefreshSchedule(10**9, 10**9)  # plans are not refreshed while merged calls are timed
 
 log = logging.getLogger("tomadiff")
-Group = tuple[str, int]  # all sites of this kind at this level
 Situation = tuple[Any, ...]  # everything about a call that an answer depends on
 
 
@@ -103,11 +102,7 @@ def decide(session: Session, arguments: dict[str, Any], layout: Layout, cut: boo
 
     cut: every block is a span of its own.
     """
-    sample = _sample(session, arguments)
-    shapes, device = tuple(tensor.shape for tensor in sample), sample[0].device
-    precision = [sample[0].dtype, session.model.dtype]
-    if torch.is_autocast_enabled(device.type):
-        precision.append(torch.get_autocast_dtype(device.type))
+    shapes, precision, device = input_of(session, arguments)
     # a cache also cuts spans, but uses the answer that was measured without the cache
     told = cut and not cached(session.model)
     situation = (
@@ -117,23 +112,41 @@ def decide(session: Session, arguments: dict[str, Any], layout: Layout, cut: boo
         *precision,
         device,
         told,
-        _compiled(session),
+        compiled_blocks(session),
     )
     if situation not in session.answers:
-        about = _about(session, layout, told, shapes, precision, device)
-        file = cache() / "auto" / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.json"
-        known = _read(file, about, session)
-        session.answers[situation] = known or _found_out(session, arguments, layout, cut, about, file)
+        about = _about(session, session.sites, session.config, layout, told, shapes, precision, device)
+        record = Record(about, set(_groups(session)))
+        session.answers[situation] = record.read() or _found_out(session, arguments, layout, cut, record)
     return session.answers[situation]
+
+
+def record_of(
+    session: Session, sites: list[SiteHook], config: ResolvedConfig, arguments: dict[str, Any], layout: Layout
+) -> Record:
+    """Where an answer about these sites under these settings is kept; each of them is its own span."""
+    about = _about(session, sites, config, layout, False, *input_of(session, arguments))
+    return Record(about, {group_of(hook) for hook in sites})
 
 
 def group_of(hook: SiteHook) -> Group:
     return hook.site.kind, hook.bound.level
 
 
-def _compiled(session: Session) -> bool:
+def compiled_blocks(session: Session) -> bool:
     """Whether blocks are compiled one by one."""
     return any(hook.compiler.settings is not None for hook in session.sites)
+
+
+def input_of(
+    session: Session, call: dict[str, Any]
+) -> tuple[tuple[torch.Size, ...], list[torch.dtype], torch.device]:
+    """Shapes, precisions and device of a call."""
+    sample = _sample(session, call)
+    device, precision = sample[0].device, [sample[0].dtype, session.model.dtype]
+    if torch.is_autocast_enabled(device.type):
+        precision.append(torch.get_autocast_dtype(device.type))
+    return tuple(tensor.shape for tensor in sample), precision, device
 
 
 def _sample(session: Session, call: dict[str, Any]) -> list[Tensor]:
@@ -147,6 +160,8 @@ def _sample(session: Session, call: dict[str, Any]) -> list[Tensor]:
 
 def _about(
     session: Session,
+    sites: list[SiteHook],
+    config: ResolvedConfig,
     layout: Layout,
     cut: bool,
     shapes: tuple[torch.Size, ...],
@@ -155,15 +170,15 @@ def _about(
 ) -> dict[str, Any]:
     """Everything that an answer depends on, as JSON values."""
     model = session.model
-    config = {name: value for name, value in dict(model.config).items() if not name.startswith("_")}
+    model_config = {name: value for name, value in dict(model.config).items() if not name.startswith("_")}
     attention = {
         f"{type(attention.processor).__name__} {getattr(attention.processor, '_attention_backend', None)}"
-        for hook in session.sites
+        for hook in sites
         for attention in hook.attentions
     }
     about = {
         "model": type(model).__name__,
-        "model config": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest(),
+        "model config": _digest(json.dumps(model_config, sort_keys=True, default=str)),
         "adapters": bool(getattr(model, "_hf_peft_config_loaded", False)),
         "attention": sorted(attention),
         "tokens": layout.grid(1),
@@ -174,22 +189,45 @@ def _about(
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "kernels": os.environ.get("TOMADIFF_KERNELS", "auto"),
         "cut": cut,
-        "compiled": _compiled(session),
-        "settings": session.config.to_dict(),
+        "compiled": compiled_blocks(session),
+        "settings": config.to_dict(),
         "versions": versions(),
     }
     return json.loads(json.dumps(about))
 
 
-def _read(file: Path, about: dict[str, Any], session: Session) -> Answer | None:
-    """The answer on the disk, if it is valid and about the same situation."""
-    try:
-        content = parse_json(file.read_bytes())
-        answer = Answer(**{**content, "parts": [Part(**part) for part in content["parts"]]})
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    groups = {(part.kind, part.level) for part in answer.parts}
-    return answer if answer.about == about and groups == set(_groups(session)) else None
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Record:
+    """The file with the answer about one situation and these groups of sites."""
+
+    def __init__(self, about: dict[str, Any], groups: set[Group]) -> None:
+        self.about, self.groups = about, groups
+        self.file = cache() / "auto" / f"{_digest(json.dumps(about))[:32]}.json"
+
+    def read(self) -> Answer | None:
+        """The answer on the disk, if it is valid and about the same situation."""
+        try:
+            content = parse_json(self.file.read_bytes())
+            answer = Answer(**{**content, "parts": [Part(**part) for part in content["parts"]]})
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        groups = {(part.kind, part.level) for part in answer.parts}
+        return answer if answer.about == self.about and groups == self.groups else None
+
+    def keep(self, answer: Answer) -> Answer:
+        """Save an answer; if several processes measure at once, the first one counts, and is returned."""
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with one_at_a_time(self.file.parent):
+                answer = self.read() or answer
+                content = json.dumps(asdict(answer), indent=1)
+                atomic_write(self.file, lambda partial: partial.write_text(content))
+        except OSError as error:
+            log.warning("tomadiff: this could not be kept for the next time: %s", error)
+        return answer
 
 
 def _found_out(
@@ -197,21 +235,13 @@ def _found_out(
     arguments: dict[str, Any],
     layout: Layout,
     cut: bool,
-    about: dict[str, Any],
-    file: Path,
+    record: Record,
 ) -> Answer:
     """Measure, log it, and save the answer."""
     _check(session)
     calls = " to ".join(str(WARM_UP + 2 * rounds) for rounds in ROUNDS)
     log.warning("tomadiff measures where merging gains here, once, in %s calls of the model...", calls)
-    answer = measure(session, arguments, layout, cut, about)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with one_at_a_time(file.parent):  # if several processes measure at once, the first answer counts
-            answer = _read(file, about, session) or answer
-            atomic_write(file, lambda partial: partial.write_text(json.dumps(asdict(answer), indent=1)))
-    except OSError as error:
-        log.warning("tomadiff: this could not be kept for the next time: %s", error)
+    answer = record.keep(measure(session, arguments, layout, cut, record.about))
     log.warning("tomadiff: %s", answer)
     return answer
 
@@ -254,14 +284,15 @@ def measure(
             rounds.append((dense, {group: watch.seconds[group] + planning[group] for group in groups}))
     return Answer(
         about=about,
-        parts=[_part(group, count, rounds) for group, count in groups.items()],
+        parts=[compared(group, count, rounds) for group, count in groups.items()],
         call=statistics.median(calls),
         rounds=len(rounds),
         took=time.perf_counter() - begin,
     )
 
 
-def _part(group: Group, count: int, rounds: list[tuple[dict[Group, float], dict[Group, float]]]) -> Part:
+def compared(group: Group, count: int, rounds: list[tuple[dict[Group, float], dict[Group, float]]]) -> Part:
+    """Dense and merged seconds of a group of sites, and whether it gains."""
     dense, merged = ([times[side][group] for times in rounds] for side in (0, 1))
     speedup = statistics.median(a / b for a, b in zip(dense, merged))
     return Part(*group, count, statistics.median(dense), statistics.median(merged), speedup, speedup >= LEAST)

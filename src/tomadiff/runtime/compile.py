@@ -108,7 +108,7 @@ def perform(site: SiteHook, action: str, *args: Any) -> Any:
 def _operate_merge(site: SiteHook, inputs: Call) -> SpanState:
     whole = inputs[site.argument]
     names, tensors = _flat({site.argument: whole, **inputs})
-    weighed = site.session.config.weigh_keys
+    weighed = site.config.weigh_keys
     prefix, suffix = site.around(whole)
     kept = site.session.require_call(site).tasks[site.index].kept
     sequence, destinations, bias = _merge(site.number, weighed, prefix + suffix, kept, names, tensors)

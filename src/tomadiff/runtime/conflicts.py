@@ -207,7 +207,7 @@ def check_attention(hook: SiteHook) -> None:
                 f"{name} has a {processor}, whose attention maps have to be of all tokens: "
                 "leave it dense, with a ratio for the other levels, as in ratio={1: 0.5, 2: 0.5, 4: 0.5}"
             )
-        if processor.startswith("PAG") and (site.keys_only or hook.session.config.weigh_keys):
+        if processor.startswith("PAG") and (site.keys_only or hook.config.weigh_keys):
             raise ConfigError(
                 f"{name} has a {processor}, which takes neither merged keys nor weights for "
                 'them: use where="span", "block" or "module", and no weigh_keys'

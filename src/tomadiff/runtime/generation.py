@@ -13,8 +13,8 @@ from tomadiff.models import Family
 
 from .conditions import Adapters, Conditions
 from .forecast import History
-from .layout import LayoutReader
-from .model_call import SiteTask
+from .layout import Layout, LayoutReader
+from .model_call import Group, SiteTask
 from .plan_cache import PlanCache
 from .sampling import FirstStepWatch, Sampling, sampling_of, watch_first_step
 from .schedule import Schedule, make_schedule
@@ -45,6 +45,7 @@ class Generation:
         self.plans = PlanCache(config.refresh, refreshes)
         self.layouts = LayoutReader(model, family)
         self.tasks: dict[Hashable, Sequence[SiteTask]] = {}  # tasks of all sites, by what they depend on
+        self.merged_keys: dict[Layout, frozenset[Group]] = {}  # groups whose keys are merged, by layout
         self._histories: dict[int, tuple[Conditions, History]] = {}  # by number of the call in its step
         self._steps_run: set[int] = set()
         self._calls: dict[int, int] = {}  # number of calls in each step

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from diffusers.hooks import HookRegistry, ModelHook
 from torch import Tensor, nn
 
+from tomadiff.config import ResolvedConfig
 from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.models import Call, PerTokenArg, Site
 
@@ -74,8 +75,11 @@ class SiteCounts:
 class SiteHook(ModelHook):
     """Merge, run, unmerge: around a submodule, a block, or with its neighbours around a span of blocks."""
 
-    def __init__(self, session: Session, bound: BoundSite, index: int) -> None:
+    def __init__(
+        self, session: Session, bound: BoundSite, index: int, config: ResolvedConfig | None = None
+    ) -> None:
         super().__init__()
+        self.config = config or session.config  # sites that the session adds by itself have their own
         self.session, self.bound, self.site, self.index = session, bound, bound.site, index
         if not self.site.path and compile.by_others(bound.module):
             raise ConfigError(
@@ -88,7 +92,7 @@ class SiteHook(ModelHook):
         self.per_token, self.keys_only = self.site.per_token, self.site.keys_only
         self.outputs = self.site.outputs or (0,)
         self.masks = ("ip_adapter_masks", *filter(None, [self.site.mask]))
-        self.planner = Planner(session.config, bound)
+        self.planner = Planner(self.config, bound)
         self.span = Span(index, [self])
         self.attentions = [module for module in bound.module.modules() if hasattr(module, "processor")]
         self.projections: set[nn.Module] = set()  # projections whose input is replaced by merged tokens
@@ -192,7 +196,7 @@ class SiteHook(ModelHook):
 
     @property
     def _weighs_keys(self) -> bool:
-        return self.session.config.weigh_keys and self.site.weighs
+        return self.config.weigh_keys and self.site.weighs
 
     # -- running in place of the module's own forward ------------------------------------------------------
 
@@ -222,7 +226,7 @@ class SiteHook(ModelHook):
 
     def begin_span(self, inputs: Call) -> SpanState:
         """Merge, and replace the image tokens in all arguments that hold them."""
-        self._refuse_masks(inputs)
+        self.refuse_masks(inputs)
         known = inputs
         if self.planner.method.from_block_input and self.site.path:
             known = inputs | {BLOCK_INPUT: self.session.require_call(self).block_input}
@@ -248,7 +252,7 @@ class SiteHook(ModelHook):
         """Whether keys are weighted inside the attention call; compiled code uses a mask if it can."""
         return self.site.weighed_inside and not (self.site.weigh_keys and torch.compiler.is_compiling())
 
-    def _refuse_masks(self, inputs: Call) -> None:
+    def refuse_masks(self, inputs: Call) -> None:
         for holder in (inputs, *[inputs[name] for name in ATTENTION_KWARGS if inputs.get(name)]):
             for mask in self.masks:
                 if holder.get(mask) is not None:
@@ -279,6 +283,8 @@ class SiteHook(ModelHook):
             return gather_rows(span.destinations, *how)
         with call.times.spent("merge", span.destinations.device):
             made = gather_rows(span.destinations, *how, call.span_plans[self.span.number].places)
+        if self.keys_only and self.config.share == "block":
+            return made  # nobody shares the plan, and a table for each block would be held for long
         call.gathered[key] = (argument, made)  # holding the argument keeps its id unique
         return made
 

@@ -12,6 +12,8 @@ from .layout import Layout
 from .plan_cache import KeptPlan, PlanCache
 from .timing import Times
 
+Group = tuple[str, int]  # all sites of this kind at this level
+
 
 @dataclass(frozen=True)
 class SiteTask:

@@ -92,7 +92,7 @@ def detach(session: Session) -> None:
 
 
 def _add_hooks(session: Session) -> None:
-    for hook in session.sites:
+    for hook in session.hooks:
         hook.register()
     session.watch_block_inputs()
     # hooks hold references to their modules, so a copy has to be made without them
@@ -104,7 +104,7 @@ def _remove_hooks(session: Session) -> None:
     while session.watched:
         drop_pre_hook(*session.watched[-1])
         session.watched.pop()
-    for hook in session.sites:
+    for hook in session.hooks:
         hook.unregister()
     for name in ("compile", "__deepcopy__"):
         vars(session.model).pop(name, None)

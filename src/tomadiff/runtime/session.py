@@ -30,6 +30,7 @@ from .forecast import History
 from .generation import Generation
 from .hook import SiteHook, join_spans, parameter_names
 from .layout import Layout
+from .long_keys import long_keys
 from .model_call import DENSE, ModelCall, SiteTask
 from .plan_cache import PlanCache
 from .schedule import RatioSchedule
@@ -65,6 +66,8 @@ class Session:
         self.unmerged: str | None = None  # why nothing can be merged in this model
         if self.config.merges:
             self._find_sites()
+        self.hooks = self.sites  # these, and those that are added for long sequences
+        self.long_keys = long_keys(self)
         self.surroundings = Surroundings(model, self.sites)
         self.made_for = made_for  # model class of the settings file, if it differs from this model's
         self.guard = CallGuard()
@@ -157,7 +160,9 @@ class Session:
         if call is not None:
             if turn.history is not None:
                 turn.history.add(call.step, output)
-            for hook, task in zip(self.sites, call.tasks):
+            if self.long_keys is not None:
+                self.long_keys.conclude()
+            for hook, task in zip(self.hooks, call.tasks):
                 if hook.ran:
                     hook.counts.add(task, call.span_lengths.get(hook.span.number))
             if self.config.where == "kv" and self._merged_nowhere(call):
@@ -194,9 +199,15 @@ class Session:
         """Drop all tensors; the next call starts a new generation."""
         self.clock.forget()
         self.call = None
+        if self.long_keys is not None:
+            self.long_keys.cancel()
         if self.generation is not None:
             self.generation.end()
         self.generation = None
+
+    def found(self) -> list[str]:
+        """What was measured, for the report."""
+        return [*map(str, self.answers.values()), *(self.long_keys.found() if self.long_keys else ())]
 
     def held(self) -> int:
         """Bytes of the plans and outputs that are kept from step to step."""
@@ -280,26 +291,28 @@ class Session:
 
     def _new_call(self, arguments: Call, generation: Generation) -> ModelCall:
         """What each site does in this call."""
-        layout, tasks = Layout(), self.dense_tasks()
+        found: tuple[Layout, Sequence[SiteTask]] | None = None
+        shifted = generation.shifted
         self.surroundings.look()
         family = self.family
         if self.sites and generation.schedule.merges and family and not family.reads(arguments):
             try:
-                layout, tasks = self._layout_and_tasks(family, arguments, generation)
+                found = self._layout_and_tasks(family, arguments, generation)
             except ConfigError as error:
                 if not self.config.merges_as_fallback:  # merging was requested
                     raise
                 why = generation.schedule.why
                 warn(f"nothing is done here: {why}, and tokens can't be merged: {error}")
-        for hook in self.sites:
+        elif self.long_keys is not None and generation.schedule.skips:
+            found, shifted = self.long_keys.tasks(arguments, generation), False
+        layout, tasks = found or (Layout(), self.dense_tasks())
+        for hook in self.hooks:
             hook.ran = False
         clock = self.clock
-        return ModelCall(
-            clock.step, clock.call, generation.shifted, layout, tasks, generation.plans, self.times
-        )
+        return ModelCall(clock.step, clock.call, shifted, layout, tasks, generation.plans, self.times)
 
     def dense_tasks(self) -> Sequence[SiteTask]:
-        return [DENSE] * len(self.sites)
+        return [DENSE] * len(self.hooks)
 
     def _layout_and_tasks(
         self, family: Family, arguments: Call, generation: Generation
@@ -330,7 +343,7 @@ class Session:
             tasks.append(hook.task(layout, ratio, cut))
             if ratio:
                 check_attention(hook)
-        return tasks
+        return tasks + [DENSE] * (len(self.hooks) - len(tasks))
 
     def _cut(self, family: Family, arguments: Call) -> bool:
         """Whether every block is a span of its own, because something between blocks needs all tokens."""

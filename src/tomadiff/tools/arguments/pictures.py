@@ -90,7 +90,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser, output: str) -> None:
             name, type=int, metavar="N", help=f"leave the {which} N blocks of each kind dense"
         )
     settings.add_argument(
-        "--shift", action=argparse.BooleanOptionalAction, help="alternate between two layouts of the regions"
+        "--shift", action="store_true", default=None, help="alternate between two layouts of the regions"
     )
     settings.add_argument(
         "--weigh-keys",
