@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 # Tiny models: more threads only wait for each other. torch reads this once, when it is imported, for threads
 # that tests start; the commands that they start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # more are processes that import torch again
+# Code that inductor kept from a run with another OMP_NUM_THREADS or ATEN_CPU_CAPABILITY can abort the process.
+INDUCTOR_CACHE = tempfile.TemporaryDirectory(prefix="tomadiff-inductor-")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = INDUCTOR_CACHE.name
 
 import fcntl
 import socket
