@@ -9,6 +9,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # more are processe
 
 import fcntl
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tomadiff.tools.evaluate.weights import WEIGHTS, fetch
 
+# What inductor kept of a run with another OMP_NUM_THREADS or ATEN_CPU_CAPABILITY can abort the process.
+INDUCTOR_CACHE = tempfile.TemporaryDirectory(prefix="tomadiff-inductor-")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = INDUCTOR_CACHE.name
 torch.set_num_threads(1)  # whatever the environment says
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: beside other tests, Ray hardly starts
 # The same examples in every run, and no folder of them; --hypothesis-profile fuzz looks for others.
