@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from PIL import Image
 
 import tomadiff
+from tomadiff.reporting import Report
 from tomadiff.runtime.files import check_folder
 from tomadiff.runtime.registration import denoiser
 from tomadiff.settings_file import load as load_settings
 from tomadiff.settings_file import warn_of_another
+from tomadiff.tools.denoiser_flops import counted
 from tomadiff.tools.drawing import beside, contact_sheet, draw_merge_map
 from tomadiff.tools.evaluate.metrics import psnr, ssim
 from tomadiff.tools.evaluate.pictures import as_tensor
@@ -22,6 +26,7 @@ from tomadiff.tools.merge_map import Recorder
 
 from .embedded import load_embedded
 from .pipelines import EmojiPipeline
+from .true_size import speedup_of_a_block
 
 CONFIGS: dict[str, tomadiff.Config] = {
     "dense": tomadiff.Config(ratio=0),
@@ -49,6 +54,7 @@ def run(args: argparse.Namespace) -> None:
         for path, file in files.items():
             warn_of_another(path, file, denoiser(pipe)[0])
         show(pipe, name, args.out, args.prompts, args.steps, configs)
+    print(speedup_of_a_block())
 
 
 def show(
@@ -64,23 +70,23 @@ def show(
     draw(pipe, Request(prompts[0], steps=1))  # warm up
     pictures: list[list[Image.Image]] = []
     seconds: list[list[float]] = []
-    did: dict[str, str] = {}  # steps that ran, and on how many tokens
+    work: dict[str, Work] = {}
     for number, request in enumerate(requests, 1):
         print(f"\r{name}: {number}/{len(requests)} {request.prompt:20}", end="", flush=True)
         row = []
         for title, config in configs.items():
-            with tomadiff.merged(pipe, config):
+            # counting slows a picture down a little, so it is done for one of them, for all configurations
+            with tomadiff.merged(pipe, config), nullcontext() if title in work else counted(pipe) as counter:
                 row.append(draw(pipe, request))
                 report = tomadiff.report(pipe)
-            ran = report.steps["run"]
-            tokens = max((site.kept for site in report.sites if site.kept < site.tokens), default=None)
-            did[title] = f"{ran} of {steps}" + (f" on {tokens} tokens" if tokens else "")
+            if counter is not None:
+                work[title] = Work(report, counter.flops)
         pictures.append([picture for picture, _ in row])
         seconds.append([took for _, took in row])
     threads = torch.get_num_threads()
     plural = "" if threads == 1 else "s"
     print(f"\r{name} ({report.model}), {steps} steps, {threads} thread{plural}".ljust(50))
-    scores = table(pictures, seconds, did)
+    scores = table(pictures, seconds, work)
     captions = [[""] + [f"{value:.1f} dB" for value in row] for row in scores]
     big = [[picture.resize((128, 128), Image.Resampling.NEAREST) for picture in row] for row in pictures]
     settings = {"model": name, "prompts": prompts, "seed": 1, "steps": steps}
@@ -97,14 +103,29 @@ def show(
     print(f"  merge map: {folder / name}-merge-map.png")
 
 
+@dataclass(frozen=True)
+class Work:
+    """What the denoiser did for a picture."""
+
+    report: Report
+    flops: int
+
+    def __str__(self) -> str:
+        """The steps that ran, and on how many tokens."""
+        kept = max((site.kept for site in self.report.sites if site.kept < site.tokens), default=None)
+        ran, forecast = self.report.steps["run"], self.report.steps["forecast"]
+        return f"{ran} of {ran + forecast}" + (f" on {kept} tokens" if kept else "")
+
+
 def table(
-    pictures: list[list[Image.Image]], seconds: list[list[float]], did: dict[str, str]
+    pictures: list[list[Image.Image]], seconds: list[list[float]], work: dict[str, Work]
 ) -> list[list[float]]:
     """Print steps, time and fidelity of each configuration; returns PSNR to dense by prompt, then title."""
-    width, wide = max(map(len, did)), max(map(len, did.values()))
-    print(f"  {'':{width}}  {'steps run':>{wide}}  s / image  speed-up  PSNR to dense   SSIM")
+    width, wide = max(map(len, work)), max(len(str(did)) for did in work.values())
+    print(f"  {'':{width}}  {'steps run':>{wide}}  work left  s / image  speed-up  PSNR to dense   SSIM")
+    whole = next(iter(work.values())).flops
     scores = []
-    for column, title in enumerate(did):
+    for column, (title, did) in enumerate(work.items()):
         took = statistics.median(row[column] for row in seconds)
         speedup = statistics.median(row[0] / row[column] for row in seconds)
         dense, merged = (as_tensor([row[at] for row in pictures]) for at in (0, column))
@@ -114,5 +135,6 @@ def table(
             quality = f"{decibels.mean():10.1f} dB  {structure.mean():.3f}"
         else:
             quality = "             -      -"
-        print(f"  {title:{width}}  {did[title]:>{wide}}  {took:9.2f}  {speedup:7.2f}x  {quality}")
+        left = did.flops / whole
+        print(f"  {title:{width}}  {did!s:>{wide}}  {left:9.2f}  {took:9.2f}  {speedup:7.2f}x  {quality}")
     return [list(row) for row in zip(*scores)]
