@@ -36,9 +36,9 @@ FLUX = ["first-block:threshold=0.05", "first-block:threshold=0.15", "taylorseer:
 FLUX += ["taylorseer:cache_interval=3", "dbcache", "dbcache:taylorseer=True"]
 UNET = [f"deepcache:interval={every}" for every in (2, 3, 5)]
 MERGED = [f"tomadiff:ratio={ratio}" for ratio in (0.25, 0.5, 0.75)]
-# closer at the price of a plan in every step
-FRESH_PLANS = "refresh_destinations=1,refresh_weights=1,unmerge=regression,shift=True,weigh_keys=True"
-MERGED += [f"tomadiff:ratio=0.5,{FRESH_PLANS}"]
+# plans kept for longer and plain unmerging, as in the paper; and closer at the price of more planning
+MERGED += ["tomadiff:ratio=0.5,refresh_weights=6,unmerge=transpose"]
+MERGED += ["tomadiff:ratio=0.5,refresh_destinations=1,shift=True,weigh_keys=True"]
 MERGED += [f"tomadiff:ratio={ratio},where=kv,weigh_keys=True" for ratio in (0.5, 0.75)]
 
 KEYS = "where=kv,weigh_keys=True"

@@ -346,7 +346,8 @@ def test_the_real_pipeline_draws_and_removal_is_bit_exact(
 ) -> None:
     dense = draw(pipeline, case)
     tomadiff.apply(pipeline, ratio=0.5)
-    assert distance(draw(pipeline, case), dense) > CHANGED
+    merged = draw(pipeline, case)
+    assert distance(merged, dense) > CHANGED or getattr(case, "DISCRETE", False)
     report = tomadiff.report(pipeline)
     assert report.generations == 1 and all(site.kept < site.tokens for site in report.sites)
     tomadiff.remove(pipeline)

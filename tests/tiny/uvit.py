@@ -27,6 +27,7 @@ SETTINGS = {
     "downsample": False,
     "upsample": False,
 }
+DISCRETE = True  # pictures are made of a few kinds of tokens, which small changes may leave as they are
 
 
 def call(model: nn.Module, grid: tuple[int, ...], seeds: tuple[int, ...], time: float) -> dict[str, Any]:

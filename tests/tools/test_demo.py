@@ -301,4 +301,5 @@ def test_the_demo_writes_its_pictures(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     names = {f"{name}{suffix}.png" for name in EMBEDDED for suffix in ("", "-merge-map")}
     assert {path.name for path in (tmp_path / "here").iterdir()} == names
-    assert "speed-up" in done.stdout and "SSIM" in done.stdout
+    assert "work left" in done.stdout and "speed-up" in done.stdout and "SSIM" in done.stdout
+    assert re.search(r"A transformer block of SDXL at its true size .*: \d+\.\d\dx$", done.stdout.strip())

@@ -12,10 +12,7 @@ from tomadiff.core import MergePlan
 
 MODULES = ("self", "cross", "mlp")  # the modules of a block that can be merged on their own
 # the settings that a method must have defaults for; those in PlanSettings are up to it
-REQUIRED = (
-    *("ratio", "where", "modules", "refresh_destinations", "refresh_weights"),
-    *("share", "dense_blocks"),
-)
+REQUIRED = ("ratio", "where", "modules", "refresh_destinations", "refresh_weights", "share", "dense_blocks")
 
 Grid = tuple[int, ...]
 
