@@ -2,8 +2,8 @@
 
 python benchmarks/closeness.py emoji-flux --steps 24 --out closeness.jsonl
 python benchmarks/closeness.py emoji-flux --steps 8 --scheduler stochastic --few --out closeness.jsonl
-python benchmarks/closeness.py emoji-unet --steps 16 --prompts 4 --size 128 --keys --out closeness.jsonl
-python benchmarks/closeness.py emoji-flux --steps 12 --prompts 4 --size 128 --keys --squeeze --out c.jsonl
+python benchmarks/closeness.py emoji-unet --steps 16 --prompts 4 --size 256 --keys --out closeness.jsonl
+python benchmarks/closeness.py emoji-flux --steps 12 --prompts 4 --size 256 --keys --squeeze --out c.jsonl
 
 Unlike `tomadiff eval`, which compares the PNGs that it writes, this compares pictures as the pipeline makes
 them, in floating point: two PNGs of nearly the same picture are never closer than 56 dB. What is in the file
@@ -30,7 +30,7 @@ from tomadiff.tools.method_spec import calibrate, label, steps_of, switched_on
 from tomadiff.tools.samplers import scheduler_by_name
 
 BATCH = 8
-KNOWN = 64  # pixels on a side of the pictures that the models were trained on
+KNOWN = 128  # pixels on a side of the pictures that the models were trained on
 OURS = ["tomadiff:interval=1,ratio=0", "auto", *(f"tomadiff:interval={every}" for every in (2, 3, 4))]
 FLUX = ["first-block:threshold=0.05", "first-block:threshold=0.15", "taylorseer:cache_interval=2"]
 FLUX += ["taylorseer:cache_interval=3", "dbcache", "dbcache:taylorseer=True"]
@@ -38,6 +38,7 @@ UNET = [f"deepcache:interval={every}" for every in (2, 3, 5)]
 MERGED = [f"tomadiff:ratio={ratio}" for ratio in (0.25, 0.5, 0.75)]
 # plans kept for longer and plain unmerging, as in the paper; and closer at the price of more planning
 MERGED += ["tomadiff:ratio=0.5,refresh_weights=6,unmerge=transpose"]
+MERGED += ["tomadiff:ratio=0.5,dense_blocks=2"]
 MERGED += ["tomadiff:ratio=0.5,refresh_destinations=1,shift=True,weigh_keys=True"]
 MERGED += [f"tomadiff:ratio={ratio},where=kv,weigh_keys=True" for ratio in (0.5, 0.75)]
 
@@ -112,11 +113,11 @@ def main() -> None:
     parser = argparse.ArgumentParser("python benchmarks/closeness.py", description=__doc__)
     parser.add_argument("model", choices=list(EMBEDDED))
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--guidance", type=float, default=1.0)
+    parser.add_argument("--guidance", type=float, help="default: the model's own, 2; 1 is none")
     parser.add_argument("--scheduler", help="as in tomadiff eval")
     parser.add_argument("--few", action="store_true", help="methods for few steps and stochastic sampling")
     parser.add_argument("--keys", action="store_true", help="methods that merge keys and values")
-    parser.add_argument("--size", type=int, default=KNOWN, help="pixels on a side; the models know 64")
+    parser.add_argument("--size", type=int, default=KNOWN, help="pixels on a side; the models know 128")
     parser.add_argument("--squeeze", action="store_true", help="positions of Flux into those that it knows")
     parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="evenly spaced ones of all")
     parser.add_argument("--threads", type=int, default=1)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from train_demo.train import WHOLE, Trainer, add_training_arguments, random_window, run
 
-from tomadiff.tools.demo.pipelines import EmojiFluxPipeline, load_pipeline
+from tomadiff.tools.demo.pipelines import EmojiFluxPipeline
+from tomadiff.tools.loading import load
 
 
 class Distiller(Trainer):
@@ -83,7 +84,7 @@ def main() -> None:
     add_training_arguments(parser, lr=5e-4)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    teacher = load_pipeline(args.teacher)
+    teacher = load(str(args.teacher))
     own = {"student_steps": args.student_steps, "substeps": args.substeps, "guidance": args.guidance}
     run(args, lambda **settings: Distiller(teacher, **own, **settings))
 

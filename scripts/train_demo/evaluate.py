@@ -16,8 +16,9 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 from train_demo.data import Composer
 
-from tomadiff.tools.demo.pipelines import SIZE, EmojiPipeline, load_pipeline
+from tomadiff.tools.demo.pipelines import SIZE, EmojiPipeline
 from tomadiff.tools.demo.prompts import PLACEMENTS, SCENES, THINGS, Scene
+from tomadiff.tools.loading import load
 
 
 def choose(wanted: Callable[[Scene], bool]) -> list[Scene]:
@@ -95,7 +96,7 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
-    pipe = load_pipeline(args.folder)
+    pipe = load(str(args.folder))
     pipe.set_progress_bar_config(disable=True)
     composer = Composer()
     for group in args.groups:

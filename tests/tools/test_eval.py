@@ -448,7 +448,7 @@ def test_rivals_are_drawn_with_their_work_and_a_control_is_equal(
 ) -> None:
     ours = ["tomadiff:interval=[0, 1, 3]", "tomadiff:interval=1,ratio=0"]
     contenders = ["steps:2", "deepcache:interval=2", *ours]
-    steps = ["--steps", "4", "--scheduler", "stochastic", "--metrics", "psnr"]
+    steps = ["--steps", "4", "--scheduler", "euler-a", "--metrics", "psnr"]
     assert evaluate(tmp_path, *steps, "--methods", *contenders) == 0
     lines = lines_of(tmp_path)
     assert [lines[method]["work"] for method in ("dense", contenders[0], contenders[2], contenders[3])] == [
@@ -459,7 +459,7 @@ def test_rivals_are_drawn_with_their_work_and_a_control_is_equal(
     ]
     assert 0.5 < lines[contenders[1]]["work"] < 1
     assert "| equal |" in next(line for line in capsys.readouterr().out.splitlines() if contenders[3] in line)
-    assert json.loads((tmp_path / "job.json").read_text())["scheduler"] == "stochastic"
+    assert json.loads((tmp_path / "job.json").read_text())["scheduler"] == "euler-a"
     rows = list(csv.DictReader((tmp_path / "summary.csv").open()))
     assert [row["method"] for row in rows] == list(lines) and float(rows[1]["work"]) == 0.5
 
@@ -484,8 +484,11 @@ def test_caches_of_diffusers_are_ways_too(tmp_path: Path) -> None:
         (["--methods", "tomadiff:ratio=0.5,ratio=0.75"], "each once"),
         (["--methods", "dense:ratio=0.5"], "dense has no settings"),
         (["--methods", "dbcache"], "transformers only"),
-        (["--methods", "steps:4,solver=deis"], "no scheduler 'deis' for a model that matches flows"),
-        (["--scheduler", "ddim"], "no scheduler 'ddim' for a model that matches flows"),
+        (
+            ["--methods", "steps:4,solver=stochastic"],
+            "no scheduler 'stochastic' for a model that predicts noise",
+        ),
+        (["--scheduler", "stochastic"], "no scheduler 'stochastic' for a model that predicts noise"),
         (["--methods", "todo"], "whole factors"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
         (["--prompts", "imagenet"], "words that the embedded model doesn't know"),

@@ -51,7 +51,7 @@ def test_a_limit_takes_evenly_spaced_ones_of_our_own_lists() -> None:
     """ImageNet begins with four hundred animals."""
     assert load_prompts("imagenet", 3) == [load_prompts("imagenet")[i] for i in (0, 333, 666)]
     assert load_prompts("imagenet", 50) == load_prompts("imagenet")[::20]
-    assert load_prompts("embedded", 47) == list(PROMPTS)[:47]
+    assert load_prompts("embedded", 95) == list(PROMPTS)[:95]
     assert load_prompts("embedded", 1000) == list(PROMPTS)
 
 

@@ -196,9 +196,14 @@ def test_a_solver_keeps_what_the_model_predicts_and_the_shift_of_time() -> None:
         scheduler_by_name("euler-a", flow)
 
 
-@pytest.mark.parametrize("name", list(FLOW_MATCHING))
-def test_the_embedded_pipelines_take_every_solver(name: str, pipes: dict[str, DiffusionPipeline]) -> None:
-    pipe = pipes["emoji-unet"]
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [*(("emoji-unet", name) for name in DIFFUSION), *(("emoji-flux", name) for name in FLOW_MATCHING)],
+)
+def test_the_embedded_pipelines_take_every_solver(
+    model: str, name: str, pipes: dict[str, DiffusionPipeline]
+) -> None:
+    pipe = pipes[model]
     own = pipe.scheduler
     with sampled_by(pipe, name):
         picture = draw(pipe)

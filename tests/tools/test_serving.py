@@ -47,7 +47,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [  # and the field that is to blame
     ({"prompt": "a" * 1001}, "prompt"),
     ({"prompt": "\ud800"}, "prompt"),
     ({"prompt": None}, "prompt"),
-    ({"prompt": "unicorn"}, "prompt"),  # which the model doesn't know
+    ({"prompt": "dragon"}, "prompt"),  # which the model doesn't know
     ({"n": 0}, "n"),
     ({"n": 5}, "n"),
     ({"n": "2"}, "n"),

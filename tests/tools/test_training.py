@@ -24,9 +24,9 @@ from tomadiff.tools.demo.pipelines import (
     EmojiFluxPipeline,
     EmojiPipeline,
     EmojiUNetPipeline,
-    load_pipeline,
 )
 from tomadiff.tools.demo.prompts import COLOURS, PLACEMENTS, SCENES, THINGS
+from tomadiff.tools.loading import load
 
 TINY = {
     "unet": {
@@ -68,7 +68,7 @@ def test_training_repeats_from_its_seed_and_resumes_to_the_bit(kind: str, tmp_pa
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_an_exported_pipeline_loads_and_draws(kind: str, tmp_path: Path) -> None:
     trainer(kind, 0).export(tmp_path / "pipe")
-    pipe = load_pipeline(tmp_path / "pipe")
+    pipe = load(str(tmp_path / "pipe"))
     pipe.set_progress_bar_config(disable=True)
     (picture,) = pipe("a fox on the left, on blue", num_inference_steps=2).images
     assert picture.size == (128, 128)

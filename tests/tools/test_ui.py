@@ -28,7 +28,7 @@ from tomadiff.tools.ui.results import Kept
 from tomadiff.tools.ui.runner import Cancelled
 from tomadiff.tools.ui.studio import Studio
 
-FORM: dict[str, Any] = {"prompt": "fox", "seed": 1, "steps": 2, "height": 32, "width": 32}
+FORM: dict[str, Any] = {"prompt": "fox", "seed": 1, "steps": 2, "height": 64, "width": 64}
 
 
 def quiet(share: float, text: str) -> None:
@@ -92,7 +92,7 @@ def test_what_is_over_a_limit_is_refused_in_words(changed: dict[str, Any], said:
 
 def test_a_wish_at_the_limits_is_fine() -> None:
     made = checked(Limits(side=128), **{**FORM, "prompt": "x" * 500, "steps": 100.0, "height": 128})
-    assert (made.request.steps, made.request.size) == (100, (128, 32))
+    assert (made.request.steps, made.request.size) == (100, (128, 64))
 
 
 def test_fields_that_are_left_empty_are_the_methods_own() -> None:
@@ -275,7 +275,7 @@ def test_any_pipeline_in_a_folder_can_be_looked_at(tmp_path: Path) -> None:
     assert made.merged.picture.size == (96, 128)
     assert (made.merged.merged_steps, list(made.maps)) == (2, [0, 1]), "guidance calls the model once a step"
     taken.use_model("emoji-flux", "me")
-    assert (taken.model, taken.limits.side, taken.own_model) == ("emoji-flux", 128, folder)
+    assert (taken.model, taken.limits.side, taken.own_model) == ("emoji-flux", 256, folder)
     assert taken.compare(generation(taken), "me", quiet)[1].merged.tokens == 256
 
 

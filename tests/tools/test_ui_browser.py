@@ -298,7 +298,7 @@ def asking(client: httpx.Client, api_name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("place", "value", "said"),
-    [(0, "x" * 501, "at most 500"), (2, 61, "from 1 to 60"), (3, 1024, "from 16 to 128")],
+    [(0, "x" * 501, "at most 500"), (2, 61, "from 1 to 60"), (3, 1024, "from 16 to 256")],
 )
 def test_limits_hold_for_scripts_too(place: int, value: Any, said: str, address: str) -> None:
     with client_of(address) as client:

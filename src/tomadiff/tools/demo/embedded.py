@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from .pipelines import EmojiFluxPipeline, EmojiPipeline, EmojiUNetPipeline
+from .pipelines import PIPELINES, EmojiPipeline
 
 FOLDER = Path(__file__).with_name("models")
-EMBEDDED: dict[str, type[EmojiPipeline]] = {"emoji-unet": EmojiUNetPipeline, "emoji-flux": EmojiFluxPipeline}
+EMBEDDED = {f"emoji-{kind}": pipeline for kind, pipeline in PIPELINES.items()}
 
 
 def load_embedded(name: str, dtype: torch.dtype = torch.float32) -> EmojiPipeline:

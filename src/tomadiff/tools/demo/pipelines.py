@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -370,10 +369,3 @@ class EmojiFluxPipeline(EmojiPipeline):
 
 
 PIPELINES: dict[str, type[EmojiPipeline]] = {"unet": EmojiUNetPipeline, "flux": EmojiFluxPipeline}
-
-
-def load_pipeline(folder: str | Path) -> EmojiPipeline:
-    """Load a saved embedded pipeline of either kind, in float32."""
-    classes = {cls.__name__: cls for cls in PIPELINES.values()}
-    name = DiffusionPipeline.load_config(folder)["_class_name"]
-    return classes[name].from_pretrained(folder)

@@ -22,16 +22,18 @@ from tomadiff.tools.drawing import beside, contact_sheet, draw_merge_map
 from tomadiff.tools.evaluate.metrics import psnr, ssim
 from tomadiff.tools.evaluate.pictures import as_tensor
 from tomadiff.tools.generate import Request, check_output, draw, save
-from tomadiff.tools.merge_map import Recorder
+from tomadiff.tools.merge_map import MergeMap, Recorder
 
 from .embedded import load_embedded
 from .pipelines import EmojiPipeline
 from .true_size import speedup_of_a_block
 
+MERGED = "ratio=0.5"
 CONFIGS: dict[str, tomadiff.Config] = {
     "dense": tomadiff.Config(ratio=0),
     "apply(pipe)": tomadiff.Config(),
-    "ratio 0.5": tomadiff.Config(ratio=0.5),
+    # the small Flux works out in its first blocks what is where, and draws noise if these are merged
+    MERGED: tomadiff.Config(ratio=0.5, dense_blocks=2),
 }
 
 
@@ -71,34 +73,36 @@ def show(
     pictures: list[list[Image.Image]] = []
     seconds: list[list[float]] = []
     work: dict[str, Work] = {}
+    mapped: list[MergeMap] = []  # of the first prompt
+    longest = max(map(len, prompts))
     for number, request in enumerate(requests, 1):
-        print(f"\r{name}: {number}/{len(requests)} {request.prompt:20}", end="", flush=True)
+        print(f"\r{name}: {number}/{len(requests)} {request.prompt:{longest}}", end="", flush=True)
         row = []
         for title, config in configs.items():
             # counting slows a picture down a little, so it is done for one of them, for all configurations
             with tomadiff.merged(pipe, config), nullcontext() if title in work else counted(pipe) as counter:
-                row.append(draw(pipe, request))
+                recorder = Recorder(pipe) if title == MERGED and not mapped else None
+                row.append(draw(pipe, request, callback_on_step_end=recorder))
                 report = tomadiff.report(pipe)
+            if recorder is not None:
+                mapped = recorder.first_middle_last()
             if counter is not None:
                 work[title] = Work(report, counter.flops)
         pictures.append([picture for picture, _ in row])
         seconds.append([took for _, took in row])
     threads = torch.get_num_threads()
     plural = "" if threads == 1 else "s"
-    print(f"\r{name} ({report.model}), {steps} steps, {threads} thread{plural}".ljust(50))
+    print(f"\r{name} ({report.model}), {steps} steps, {threads} thread{plural}".ljust(longest + 20))
     scores = table(pictures, seconds, work)
     captions = [[""] + [f"{value:.1f} dB" for value in row] for row in scores]
     settings = {"model": name, "prompts": prompts, "seed": 1, "steps": steps}
     settings["configs"] = {title: config.asked() for title, config in configs.items()}
     save(contact_sheet(pictures, list(configs), prompts, captions), folder / f"{name}.png", settings)
     print(f"  pictures: {folder / name}.png")
-    with tomadiff.merged(pipe, ratio=0.5):
-        recorder = Recorder(pipe)
-        picture, _ = draw(pipe, requests[0], callback_on_step_end=recorder)
-    chosen = recorder.first_middle_last()
-    maps = [draw_merge_map(picture, mapped) for mapped in chosen]
-    labels = [f"{prompts[0]}, step {mapped.step + 1} of {steps}" for mapped in chosen]
-    save(beside(maps, labels), folder / f"{name}-merge-map.png", settings | {"ratio": 0.5})
+    merged = pictures[0][list(configs).index(MERGED)]
+    maps = [draw_merge_map(merged, each) for each in mapped]
+    labels = [f"{prompts[0]}, step {each.step + 1} of {steps}" for each in mapped]
+    save(beside(maps, labels), folder / f"{name}-merge-map.png", settings)
     print(f"  merge map: {folder / name}-merge-map.png")
 
 

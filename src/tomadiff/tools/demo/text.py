@@ -52,8 +52,8 @@ class WordEncoder(ModelMixin, ConfigMixin):
         hints = []
         names = (*THINGS, *COLOURS, *filter(None, PLACEMENTS))
         for word in unknown:
-            near = set(difflib.get_close_matches(word, self.index, n=3, cutoff=0.5))
-            close = [name for name in names if near & set(name.split())]
+            near = difflib.get_close_matches(word, self.index, n=3, cutoff=0.5)
+            close = dict.fromkeys(name for known in near for name in names if known in name.split())
             hints.append(f"{word!r}" + (f" (near: {', '.join(close)})" if close else ""))
         return (
             f"prompt {prompt!r} has words that the embedded model doesn't know: {'; '.join(hints)}. "
