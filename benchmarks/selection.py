@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tomadiff.core import facility_location, similarity
+from tomadiff.core import facility_location, similarity, unit_vectors
 from tomadiff.runtime.machine import processor
 
 
@@ -56,7 +56,7 @@ def smooth(size: Size) -> Tensor:
     side = round(size.tokens**0.5)
     noise = torch.randn(size.regions, 64, side, side, generator=torch.Generator().manual_seed(0))
     tokens = F.avg_pool2d(F.pad(noise, (2, 2, 2, 2), mode="circular"), 5, stride=1)
-    return similarity(tokens.flatten(2).transpose(1, 2))
+    return similarity(unit_vectors(tokens.flatten(2).transpose(1, 2)))
 
 
 def measure(size: Size, rounds: int) -> tuple[float, float, float]:

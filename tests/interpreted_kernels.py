@@ -16,7 +16,7 @@ from torch import Tensor
 
 import tomadiff
 from tomadiff import core, kernels
-from tomadiff.core import Plan, partition, similarity, slot_layout
+from tomadiff.core import Plan, partition, similarity, slot_layout, unit_vectors
 from tomadiff.core.select import TIE
 from tomadiff.kernels import LARGEST, probe
 from tomadiff.kernels.merge import merge, unmerge
@@ -62,7 +62,7 @@ def test_selection_is_greedy_with_padding_of_any_length(seed: int, n: int, data:
     k = data.draw(st.integers(1, n))
     lengths = data.draw(st.none() | st.lists(st.integers(1, n), min_size=3, max_size=3))
     real = None if lengths is None else torch.arange(n) < torch.tensor(lengths)[:, None]
-    s = similarity(features(seed, 3, n, 8))
+    s = similarity(unit_vectors(features(seed, 3, n, 8)))
     picks = facility_location(s, k, real)
     assert picks.shape == (3, k) and picks.dtype == torch.long
     assert_greedy(picks, s, real)
@@ -74,7 +74,7 @@ def test_ties_go_where_core_takes_them(seed: int, n: int, kinds: int, data: st.D
     """Cosines of 0 and 1 are summed without rounding, so that nothing but the rule decides."""
     k = data.draw(st.integers(1, n))
     labels = torch.randint(kinds, (2, n), generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
-    s = similarity(torch.eye(kinds)[labels.to(DEVICE)])
+    s = similarity(unit_vectors(torch.eye(kinds)[labels.to(DEVICE)]))
     real = torch.arange(n) < torch.tensor([[n], [data.draw(st.integers(1, n))]])
     assert torch.equal(facility_location(s, k), core.facility_location(s, k))
     assert torch.equal(facility_location(s, k, real), core.facility_location(s, k, real))
@@ -108,7 +108,9 @@ def test_destinations_are_greedy_on_any_grid(
     picks = regions.places_of(places.unpack(chosen))
     real = torch.arange(regions.size) < torch.tensor(regions.lengths).repeat(2)[:, None]
     counts = [core.num_kept(length, ratio) for length in regions.lengths * 2]
-    for group, (count, s) in enumerate(zip(counts, similarity(regions.split(regions.arrange(x))))):
+    for group, (count, s) in enumerate(
+        zip(counts, similarity(unit_vectors(regions.split(regions.arrange(x)))))
+    ):
         assert_greedy(picks[group : group + 1, :count], s[None], real[group : group + 1])
 
 
@@ -139,7 +141,7 @@ def test_broken_features_still_give_tokens_of_the_image(value: float) -> None:
 
 
 def test_regions_too_large_for_a_program_are_cores() -> None:
-    s = similarity(features(3, 1, LARGEST + 1, 8))
+    s = similarity(unit_vectors(features(3, 1, LARGEST + 1, 8)))
     assert torch.equal(facility_location(s, 9), core.facility_location(s, 9))
     with pytest.raises(ValueError, match=str(LARGEST)):
         regions = partition((1, LARGEST + 1), "global", 8, False, DEVICE)

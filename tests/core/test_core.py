@@ -21,6 +21,7 @@ from tomadiff.core import (
     partition,
     similarity,
     slot_layout,
+    unit_vectors,
 )
 from tomadiff.core.select import LARGE, TIE
 from tomadiff.methods import PlanSettings, toma
@@ -53,7 +54,7 @@ def greedy_next(similarity: Tensor, chosen: list[int]) -> list[int]:
 @given(seeds, st.integers(2, 14), st.data())
 def test_selection_equals_plain_greedy(seed: int, n: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, n))
-    s = similarity(features(seed, 3, n, 8))
+    s = similarity(unit_vectors(features(seed, 3, n, 8)))
     picks = facility_location(s, k)
     for region, chosen in zip(s.double(), picks.tolist()):
         # where two tokens are equally good, rounding decides: what must hold is that no other would be better
@@ -66,7 +67,7 @@ def test_selection_equals_plain_greedy(seed: int, n: int, data: st.DataObject) -
 @given(seeds, st.integers(2, 9), st.data())
 def test_selection_reaches_the_greedy_bound_of_the_optimum(seed: int, n: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, n))
-    s = similarity(features(seed, 1, n, 6).abs())  # the bound is for non-negative similarities
+    s = similarity(unit_vectors(features(seed, 1, n, 6).abs()))  # the bound is for non-negative similarities
     best = max(coverage(s[0], subset) for subset in itertools.combinations(range(n), k))
     found = coverage(s[0], tuple(facility_location(s, k)[0].tolist()))
     assert found >= (1 - 1 / math.e) * best - 1e-4
@@ -75,22 +76,22 @@ def test_selection_reaches_the_greedy_bound_of_the_optimum(seed: int, n: int, da
 @given(st.integers(1, 12), st.data())
 def test_selection_has_no_duplicates_even_when_all_tokens_are_equal(n: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, n))
-    picks = facility_location(similarity(torch.ones(2, n, 4)), k)
+    picks = facility_location(similarity(unit_vectors(torch.ones(2, n, 4))), k)
     assert picks.tolist() == [list(range(k))] * 2  # and ties go to the first
 
 
 def test_selection_is_exact_on_perfect_clusters() -> None:
     centres = torch.eye(5)
     labels = torch.tensor([3, 1, 4, 1, 0, 2, 2, 3, 0, 4, 1])
-    picks = facility_location(similarity(centres[labels][None]), 5)[0]
+    picks = facility_location(similarity(unit_vectors(centres[labels][None])), 5)[0]
     assert sorted(labels[picks].tolist()) == [0, 1, 2, 3, 4]
 
 
 def test_selection_never_picks_padding_while_real_tokens_are_left() -> None:
     real = torch.tensor([[True] * 4 + [False] * 3])
     x = features(0, 1, 7, 4)
-    picks = facility_location(similarity(x), 4, real)[0]
-    alone = facility_location(similarity(x[:, :4]), 4)[0]
+    picks = facility_location(similarity(unit_vectors(x)), 4, real)[0]
+    alone = facility_location(similarity(unit_vectors(x[:, :4])), 4)[0]
     assert picks.tolist() == alone.tolist()
 
 
@@ -98,7 +99,7 @@ def test_selection_never_picks_padding_while_real_tokens_are_left() -> None:
 @pytest.mark.parametrize("padding", [0, 9])
 def test_many_and_large_regions_are_chosen_from_as_each_alone(groups: int, n: int, padding: int) -> None:
     """Which go part by part, and keep sums from pick to pick: no other token may be better than the pick."""
-    s = similarity(1 + features(1, groups, n, 8))
+    s = similarity(unit_vectors(1 + features(1, groups, n, 8)))
     real = (torch.arange(n) < n - padding).expand(groups, n) if padding else None
     picks = facility_location(s, n // 4, real)
     assert torch.equal(picks[1:2], facility_location(s[1:2], n // 4, None if real is None else real[1:2]))
@@ -363,7 +364,7 @@ def test_weights_hold_no_denormal_numbers() -> None:
     tiny = torch.finfo(torch.float32).tiny
     for weights in (p.assignment, p.merging, p.unmerging):
         assert not ((weights != 0) & (weights.abs() < tiny)).any()
-    sharp = torch.softmax(1000 * similarity(x), dim=1)
+    sharp = torch.softmax(1000 * similarity(unit_vectors(x)), dim=1)
     assert ((sharp != 0) & (sharp < tiny)).any(), "or there would be nothing to flush"
 
 

@@ -10,6 +10,7 @@ from .plan import (
     regression_matrix,
     rows_at,
     similarity,
+    unit_vectors,
     unmerging_matrix,
 )
 from .regions import Regions, Slots, num_kept, partition, slot_layout
@@ -33,5 +34,6 @@ __all__ = [
     "rows_at",
     "similarity",
     "slot_layout",
+    "unit_vectors",
     "unmerging_matrix",
 ]

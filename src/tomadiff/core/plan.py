@@ -115,26 +115,28 @@ def rows_at(places: Tensor, table: Tensor, axis: int = 0) -> Tensor:
     return (table[0][places] if len(table) == 1 else table[samples, places]).movedim(1, axis)
 
 
-def similarity(features: Tensor) -> Tensor:
-    """Cosine similarity in fp32: [G, n, C] -> [G, n, n]."""
-    unit = F.normalize(features.float(), dim=-1)
+def unit_vectors(features: Tensor) -> Tensor:
+    """Features [..., C] at length 1, in fp32: near cosine 1 the spacing of bf16 is 0.004."""
+    return F.normalize(features.float(), dim=-1)
+
+
+def similarity(unit: Tensor) -> Tensor:
+    """Cosine similarity of unit vectors: [G, n, C] -> [G, n, n]."""
     return torch.bmm(unit, unit.transpose(1, 2))
 
 
 def assign(
-    features: Tensor,
+    unit: Tensor,
     picks: Tensor,
     scale: float,
     real_tokens: Tensor | None = None,
     real_slots: Tensor | None = None,
 ) -> Tensor:
-    """A = softmax(scale * D X^T) over the destinations, on unit vectors.
+    """A = softmax(scale * D X^T) over the destinations.
 
-    features: [G, n, C], picks: [G, k] indices of the destinations within their region. The masks, [G, n] and
-    [G, k], are False for padded tokens and surplus slots, which get no weight. Returns [G, k, n] in fp32:
-    near cosine 1 the spacing of bf16 is 0.004, an error that `scale` would multiply.
+    unit: [G, n, C] unit vectors, picks: [G, k] indices of the destinations within their region. The masks,
+    [G, n] and [G, k], are False for padded tokens and surplus slots, which get no weight. Returns [G, k, n].
     """
-    unit = F.normalize(features.float(), dim=-1)
     chosen = unit.gather(1, picks[..., None].expand(-1, -1, unit.shape[-1]))
     logits = torch.bmm(chosen, unit.transpose(1, 2)).mul_(scale)
     if real_slots is not None:
@@ -159,7 +161,7 @@ def unmerging_matrix(assignment: Tensor, merging: Tensor, how: str) -> Tensor:
     return torch.linalg.pinv(merging.nan_to_num())
 
 
-def regression_matrix(features: Tensor, merging: Tensor, real_slots: Tensor | None = None) -> Tensor:
+def regression_matrix(unit: Tensor, merging: Tensor, real_slots: Tensor | None = None) -> Tensor:
     """Unmerging as Gaussian-process regression (kriging): U = K(X, MX) (K(MX, MX) + noise)^-1.
 
     The module's output is known for the k merged tokens, that is, at k points in feature space. Each token's
@@ -167,10 +169,9 @@ def regression_matrix(features: Tensor, merging: Tensor, real_slots: Tensor | No
     the mean over the region. K is a Gaussian kernel; its squared width is the mean squared distance between
     merged tokens.
 
-    features: [G, n, C], merging: [G, k, n], real_slots: [G, k] bool, False for surplus slots, which get no
-    weight. Returns [G, n, k] in fp32.
+    unit: [G, n, C] unit vectors, merging: [G, k, n], real_slots: [G, k] bool, False for surplus slots, which
+    get no weight. Returns [G, n, k].
     """
-    unit = F.normalize(features.float(), dim=-1)
     # centred, since otherwise rounding errors would be as large as the distances between similar tokens
     tokens = unit - unit.mean(1, keepdim=True)
     points = torch.bmm(merging, tokens)

@@ -16,6 +16,7 @@ from tomadiff.core import (
     partition,
     similarity,
     slot_layout,
+    unit_vectors,
 )
 
 from .merge import merge, unmerge
@@ -60,7 +61,7 @@ def difference(
 def core_plan(x: Tensor, regions: Regions) -> Plan:
     """A plan made by core alone, at ratio 0.5."""
     slots = slot_layout(regions.lengths, 0.5, x.device)
-    split = regions.split(regions.arrange(x))
+    split = regions.split(regions.arrange(unit_vectors(x)))
     real = None if regions.real is None else regions.real.repeat(len(x), 1)
     real_slots = None if slots.real is None else slots.real.repeat(len(x), 1)
     chosen = slots.pack(regions.tokens_at(facility_location(similarity(split), slots.size, real)))
@@ -73,7 +74,7 @@ def core_plan(x: Tensor, regions: Regions) -> Plan:
 
 def _coverage(x: Tensor, plan: Plan, chosen: Tensor) -> Tensor:
     """The objective that destinations maximise: similarity to the nearest one, summed over each region."""
-    cosines = similarity(plan.regions.split(plan.regions.arrange(x)))
+    cosines = similarity(plan.regions.split(plan.regions.arrange(unit_vectors(x))))
     picks = plan.regions.places_of(plan.slots.unpack(chosen))
     nearest = cosines.gather(1, picks[..., None].expand(-1, -1, cosines.shape[-1])).amax(1)
     real = plan.regions.real
