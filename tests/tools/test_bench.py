@@ -33,6 +33,8 @@ from tomadiff.tools.bench.plot import plot
 from tomadiff.tools.bench.record import Record
 from tomadiff.tools.bench.step import capture
 from tomadiff.tools.cli import main
+from tomadiff.tools.demo.codec import PatchCodec
+from tomadiff.tools.demo.pipelines import EmojiFluxPipeline
 from tomadiff.tools.method_spec import pairs, parse
 
 SMALL = ["bench", "--model", "emoji-unet", "--size", "32"]
@@ -525,9 +527,12 @@ def test_plots_of_several_sizes_need_no_ratio(tmp_path: Path) -> None:
 # -- torch.compile -----------------------------------------------------------------------------------------
 
 
-def test_compiling_is_part_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compiling_is_part_of_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.compiler.reset()
-    assert main([*SMALL, "--compile", "--repeats", "1", "--no-count", "--methods", "dense", "tomadiff"]) == 0
+    blocks = {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 1}
+    EmojiFluxPipeline.untrained(PatchCodec(), **blocks).save_pretrained(tmp_path)
+    tiny = ["bench", "--model", str(tmp_path), "--size", "32"]
+    assert main([*tiny, "--compile", "--repeats", "1", "--no-count", "--methods", "dense", "tomadiff"]) == 0
     assert "compile True" in capsys.readouterr().out
 
 
