@@ -50,8 +50,19 @@ MERGED_KEYS += ["tomadiff:method=todo,ratio=0.75", "tomadiff:ratio=0.5", "tomadi
 MERGED_KEYS += [f"tomadiff:interval=2,ratio={ratio},{KEYS}" for ratio in (0.75, 0.9)]
 MERGED_KEYS += ["auto"]
 
+# merging methods, and what single settings change in ours at ratio 0.5
+METHODS = ["tomadiff", "tome", "tofu"]
+CHANGES = ["dense_blocks=0", "dense_blocks=2", "unmerge=transpose", "unmerge=transpose,refresh_weights=6"]
+CHANGES += ["refresh_weights=2", "refresh_destinations=1", "shift=True", "weigh_keys=True", "share=kind"]
+CHANGES += ["where=block", "where=module", "region_size=4", "region_size=16", "regions=stripe"]
 
-def contenders(model: str, steps: int, few: bool, keys: bool) -> list[tuple[str, float]]:
+
+def contenders(model: str, steps: int, few: bool, keys: bool, merging: bool) -> list[tuple[str, float]]:
+    if merging:
+        methods = METHODS if model == "emoji-flux" else [*METHODS, "tomesd"]
+        others = ["toma", "toma_tile", *(f"tomadiff:{change}" for change in CHANGES)]
+        ratios = [(method, ratio) for ratio in (0.25, 0.5, 0.75) for method in methods]
+        return [*ratios, ("todo", 0.75), *((method, 0.5) for method in others)]
     if keys:
         return [(method, 0.0) for method in MERGED_KEYS]
     if few:
@@ -116,6 +127,7 @@ def main() -> None:
     parser.add_argument("--guidance", type=float, help="default: the model's own, 2; 1 is none")
     parser.add_argument("--scheduler", help="as in tomadiff eval")
     parser.add_argument("--few", action="store_true", help="methods for few steps and stochastic sampling")
+    parser.add_argument("--merging", action="store_true", help="merging methods, and settings of ours")
     parser.add_argument("--keys", action="store_true", help="methods that merge keys and values")
     parser.add_argument("--size", type=int, default=KNOWN, help="pixels on a side; the models know 128")
     parser.add_argument("--squeeze", action="store_true", help="positions of Flux into those that it knows")
@@ -133,7 +145,7 @@ def main() -> None:
     rows = [row for row in rows if (left_out | asked).items() <= (left_out | row).items()]
     todo = [
         contender
-        for contender in contenders(args.model, args.steps, args.few, args.keys)
+        for contender in contenders(args.model, args.steps, args.few, args.keys, args.merging)
         if label(*contender) not in {r["method"] for r in rows}
     ]
     if todo:

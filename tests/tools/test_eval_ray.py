@@ -28,6 +28,7 @@ def address(free_port: int) -> Iterator[str]:
     head = {"num_cpus": 1, "include_dashboard": False, "ray_client_server_port": free_port}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")  # else what Ray's client starts now and then dies of it
+        patch.setenv("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "3")  # seconds, instead of 30
         cluster = RayCluster(initialize_head=True, head_node_args=head)
         try:
             cluster.add_node(num_cpus=1)
