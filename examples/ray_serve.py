@@ -27,7 +27,7 @@ import tomadiff
 from tomadiff.tools.loading import load
 
 MODEL, DEVICE, DTYPE = "emoji-unet", "cpu", "fp32"  # or any hub id or folder, "cuda", "fp16"
-SIZES = ("64x64", "32x32", "64x32", "96x64")  # width x height; the first is the default
+SIZES = ("128x128", "64x64", "64x32", "32x32")  # width x height; the first is the default
 
 
 class Order(BaseModel, extra="forbid", strict=True):

@@ -34,11 +34,11 @@ from tomadiff.tools.loading import load
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_serve.py"
 PATH = "/v1/images/generations"
-SIZES = ("32x32", "64x32", "64x64", "96x64")
+SIZES = ("32x32", "64x32", "64x64", "128x128")
 # glibc keeps freed memory for later, up to 15 MB here, more or less as it happens; so it tells what is in use
 GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 PATIENCE = 300  # seconds, for something that should have come long before
-QUICK: dict[str, Any] = {"prompt": "pizza", "steps": 2}
+QUICK: dict[str, Any] = {"prompt": "pizza", "steps": 2, "size": "64x64"}
 LONG: dict[str, Any] = {"prompt": "pizza", "steps": 50, "n": 4, "size": "96x64"}  # ten seconds
 ROOM = 1 + 8  # requests: one is drawn, the others wait
 INVALID: list[tuple[dict[str, Any], str]] = [  # and the field that is to blame
@@ -243,7 +243,7 @@ def test_null_is_left_out(server: Server) -> None:
     order = QUICK | dict.fromkeys(("n", "size", "response_format", "model", "seed"))
     status, answer = server.ask(order)
     assert status == 200, answer
-    assert [picture.size for picture in pictures_in(answer)] == [(64, 64)]
+    assert [picture.size for picture in pictures_in(answer)] == [(128, 128)]
 
 
 def test_requests_come_from_this_machine_and_rays_own_ports_ask_for_a_token(server: Server) -> None:
