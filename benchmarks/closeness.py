@@ -33,7 +33,8 @@ BATCH = 8
 KNOWN = 128  # pixels on a side of the pictures that the models were trained on
 OURS = ["tomadiff:interval=1,ratio=0", "auto", *(f"tomadiff:interval={every}" for every in (2, 3, 4))]
 FLUX = ["first-block:threshold=0.05", "first-block:threshold=0.15", "taylorseer:cache_interval=2"]
-FLUX += ["taylorseer:cache_interval=3", "dbcache", "dbcache:taylorseer=True"]
+FLUX += ["taylorseer:cache_interval=3"]
+FLUX += [f"dbcache:Fn_compute_blocks=1{more}" for more in ("", ",taylorseer=True")]  # it has six blocks
 UNET = [f"deepcache:interval={every}" for every in (2, 3, 5)]
 MERGED = [f"tomadiff:ratio={ratio}" for ratio in (0.25, 0.5, 0.75)]
 # plans kept for longer and plain unmerging, as in the paper; and closer at the price of more planning

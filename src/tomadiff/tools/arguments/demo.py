@@ -13,7 +13,7 @@ PROMPTS = (
     "cupcake on orange",
     "rocket on the right on purple",
 )
-STEPS = 16  # so that the demo takes about a minute on two cores
+STEPS = 18  # so that the demo takes little more than a minute on two cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
