@@ -46,13 +46,9 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def address(
-    browser: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def address(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a server that was started as users start it, and that ends when it is told to."""
     command = [sys.executable, "-m", "tomadiff.tools.cli", "ui", "--threads", "1", "--max-steps", "60"]
-    if request.config.getoption("--screenshots"):
-        command += ["--model", "emoji-flux"]  # whose speed-up is worth a picture
     log = tmp_path_factory.mktemp("ui") / "log"
     with log.open("w") as file:
         server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=dict(os.environ))
