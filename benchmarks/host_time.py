@@ -26,7 +26,7 @@ from tomadiff.runtime.registration import session_of
 
 WIDTH = 16  # of text embeddings
 STEPS = 25  # of a generation
-REUSED = {"unmerge": "transpose", "refresh_weights": 6, "shift": False}  # plans are used in six steps
+REUSED = {"unmerge": "transpose", "refresh_weights": 6}  # plans are used in six steps
 Call = Callable[[nn.Module, Tensor], Any]  # of a model, at a timestep
 
 

@@ -2,6 +2,8 @@
 
 `python -m train_demo.data` fetches the emoji with `npm pack` and writes them, small and transparent, as the
 sheet `things.png` next to this file. Training and evaluation read that sheet, so they need no network.
+
+Fluent Emoji, copyright Microsoft Corporation, MIT License: see NOTICE in src/tomadiff/tools/demo.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 The student learns to make one large step where its teacher, guided, makes several small ones (progressive
 distillation, in a single stage).
 
-python -m train_demo.distill src/tomadiff/tools/demo/models/flux --out runs/flux-fast --steps 1000
-python -m train_demo.distill src/tomadiff/tools/demo/models/flux --out runs/flux-fast \
-    --export src/tomadiff/tools/demo/models/flux-fast
+python -m train_demo.distill src/tomadiff/tools/demo/models/flux --out runs/fast --steps 640 --decay 240 \
+    --whole-every 6 --whole-from 600 --lr 4e-4
+python -m train_demo.distill src/tomadiff/tools/demo/models/flux --out runs/fast --export fast
 """
 
 from __future__ import annotations

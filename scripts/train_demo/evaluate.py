@@ -88,7 +88,7 @@ def main() -> None:
         "--sheets", type=Path, help="write contact sheets NAME-*.png: true above, drawn below"
     )
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
-    parser.add_argument("--every", type=int, default=1, help="only every so many-th scene of a group")
+    parser.add_argument("--every", type=int, default=1, help="only every Nth scene of a group")
     parser.add_argument("--steps", type=int, help="default: the pipeline's own")
     parser.add_argument("--guidance", type=float, nargs="+", help="default: the pipeline's own")
     parser.add_argument("--seeds", type=int, default=1)

@@ -1,6 +1,7 @@
 """Train an embedded model on the emoji scenes, resuming from its last checkpoint.
 
-python -m train_demo.train flux --out runs/flux --steps 6000
+python -m train_demo.train flux --out runs/flux --steps 2400 --decay 450 --whole-every 6 \
+    --whole-from 2250
 python -m train_demo.train flux --out runs/flux --export src/tomadiff/tools/demo/models/flux
 """
 
@@ -59,7 +60,7 @@ def matrices_and_others(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.P
 class Trainer:
     """Everything that changes during training, as one state that can be saved and resumed.
 
-    The rate of learning is constant but for a warm-up and the last `decay` steps, so that more steps can be
+    The learning rate is constant but for a warm-up and the last `decay` steps, so that more steps can be
     trained without starting anew: go on from a checkpoint before the decay.
     """
 
@@ -205,11 +206,11 @@ def add_training_arguments(parser: argparse.ArgumentParser, lr: float) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoints")
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--until", type=int, help="stop at this step, to go on another time")
-    parser.add_argument("--decay", type=int, default=0, help="the last so many steps get smaller and smaller")
+    parser.add_argument("--decay", type=int, default=0, help="steps in which the learning rate falls to 0")
     parser.add_argument("--lr", type=float, default=lr)
     parser.add_argument("--batch", type=int, default=16, help="windows per step")
     parser.add_argument("--whole-batch", type=int, default=4, help="whole pictures per step")
-    parser.add_argument("--whole-every", type=int, default=0, help="one step in so many is on whole pictures")
+    parser.add_argument("--whole-every", type=int, default=0, help="one step in N is on whole pictures")
     parser.add_argument("--whole-from", type=int, help="from this step on, all are on whole pictures")
     parser.add_argument("--adam", action="store_true", help="no Muon")
     parser.add_argument("--seed", type=int, default=0)

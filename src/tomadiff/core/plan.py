@@ -116,7 +116,7 @@ def rows_at(places: Tensor, table: Tensor, axis: int = 0) -> Tensor:
 
 
 def unit_vectors(features: Tensor) -> Tensor:
-    """Features [..., C] at length 1, in fp32: near cosine 1 the spacing of bf16 is 0.004."""
+    """Features [..., C] scaled to length 1, in fp32, since near cosine 1 the spacing of bf16 is 0.004."""
     return F.normalize(features.float(), dim=-1)
 
 

@@ -126,8 +126,7 @@ class EmojiPipeline(DiffusionPipeline, ABC):
     ) -> ImagePipelineOutput | tuple:
         """Draw `prompt`; arguments and result as in diffusers. `guidance_scale` 1 is off.
 
-        Steps and guidance are by default what the model is best with: see `default_steps` and
-        `default_guidance` in its config.
+        Steps and guidance are by default `default_steps` and `default_guidance` of its config.
         """
         if height % self.size_multiple or width % self.size_multiple or min(height, width) <= 0:
             raise ValueError(
