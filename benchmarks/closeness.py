@@ -57,16 +57,22 @@ CHANGES = ["dense_blocks=0", "dense_blocks=2", "unmerge=transpose", "unmerge=tra
 CHANGES += ["refresh_weights=2", "refresh_destinations=1", "shift=True", "weigh_keys=True", "share=kind"]
 CHANGES += ["where=block", "where=module", "region_size=4", "region_size=16", "regions=stripe"]
 
+TABLES = {  # beside the usual one, of methods for deterministic sampling
+    "few": "methods for few steps and stochastic sampling",
+    "merging": "merging methods, and settings of ours",
+    "keys": "methods that merge keys and values",
+}
 
-def contenders(model: str, steps: int, few: bool, keys: bool, merging: bool) -> list[tuple[str, float]]:
-    if merging:
+
+def contenders(model: str, steps: int, table: str | None) -> list[tuple[str, float]]:
+    if table == "merging":
         methods = METHODS if model == "emoji-flux" else [*METHODS, "tomesd"]
         others = ["toma", "toma_tile", *(f"tomadiff:{change}" for change in CHANGES)]
         ratios = [(method, ratio) for ratio in (0.25, 0.5, 0.75) for method in methods]
         return [*ratios, ("todo", 0.75), *((method, 0.5) for method in others)]
-    if keys:
+    if table == "keys":
         return [(method, 0.0) for method in MERGED_KEYS]
-    if few:
+    if table == "few":
         rivals = [f"steps:{count}" for count in {max(steps // 2, 1), steps * 5 // 8}]
         return [(method, 0.0) for method in ("auto", "tomadiff:interval=2", *MERGED, *rivals)]
     runs = [len({0, 1, steps - 1, *range(1, steps, every)}) for every in (2, 3, 4)]
@@ -127,9 +133,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--guidance", type=float, help="default: the model's own, 2; 1 is none")
     parser.add_argument("--scheduler", help="as in tomadiff eval")
-    parser.add_argument("--few", action="store_true", help="methods for few steps and stochastic sampling")
-    parser.add_argument("--merging", action="store_true", help="merging methods, and settings of ours")
-    parser.add_argument("--keys", action="store_true", help="methods that merge keys and values")
+    tables = parser.add_mutually_exclusive_group()
+    for name, about in TABLES.items():
+        tables.add_argument(f"--{name}", dest="table", action="store_const", const=name, help=about)
     parser.add_argument("--size", type=int, default=KNOWN, help="pixels on a side; the models know 128")
     parser.add_argument("--squeeze", action="store_true", help="positions of Flux into those that it knows")
     parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="evenly spaced ones of all")
@@ -146,7 +152,7 @@ def main() -> None:
     rows = [row for row in rows if (left_out | asked).items() <= (left_out | row).items()]
     todo = [
         contender
-        for contender in contenders(args.model, args.steps, args.few, args.keys, args.merging)
+        for contender in contenders(args.model, args.steps, args.table)
         if label(*contender) not in {r["method"] for r in rows}
     ]
     if todo:

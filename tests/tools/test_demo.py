@@ -23,7 +23,7 @@ from train_demo.evaluate import draw, nearest
 
 import tomadiff
 from tomadiff.tools import cli, commands
-from tomadiff.tools.demo.embedded import EMBEDDED, FOLDER, load_embedded
+from tomadiff.tools.demo.embedded import EMBEDDED, FOLDER, MERGING, load_embedded
 from tomadiff.tools.demo.pipelines import EmojiPipeline
 from tomadiff.tools.demo.prompts import SCENES, THINGS
 from tomadiff.tools.evaluate.metrics import psnr
@@ -70,7 +70,7 @@ def test_pictures_are_nearest_to_their_own_of_all_scenes(pipe: EmojiPipeline, de
 def test_merging_half_of_the_tokens_keeps_the_pictures(
     name: str, pipe: EmojiPipeline, dense: torch.Tensor
 ) -> None:
-    with tomadiff.merged(pipe, ratio=0.5, dense_blocks=2):
+    with tomadiff.merged(pipe, **MERGING):
         merged = draw(pipe, [scene.prompt for scene in SAMPLE], seed=0, num_inference_steps=STEPS)
         finest = max(tomadiff.report(pipe).sites, key=lambda site: site.tokens)
     assert (finest.tokens, finest.kept) == (1024, 512)

@@ -24,7 +24,7 @@ from tomadiff.tools.evaluate.pictures import as_tensor
 from tomadiff.tools.generate import Request, check_output, draw, save
 from tomadiff.tools.merge_map import MergeMap, Recorder
 
-from .embedded import load_embedded
+from .embedded import MERGING, load_embedded
 from .pipelines import EmojiPipeline
 from .true_size import speedup_of_a_block
 
@@ -32,8 +32,7 @@ MERGED = "ratio=0.5"
 CONFIGS: dict[str, tomadiff.Config] = {
     "dense": tomadiff.Config(ratio=0),
     "apply(pipe)": tomadiff.Config(),
-    # the small Flux works out in its first blocks what is where, and draws noise if these are merged
-    MERGED: tomadiff.Config(ratio=0.5, dense_blocks=2),
+    MERGED: tomadiff.Config(**MERGING),
 }
 
 

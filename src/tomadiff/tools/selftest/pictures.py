@@ -12,7 +12,7 @@ from PIL import Image
 
 import tomadiff
 from tomadiff.runtime.registration import denoiser
-from tomadiff.tools.demo.embedded import EMBEDDED, load_embedded
+from tomadiff.tools.demo.embedded import EMBEDDED, MERGING, load_embedded
 from tomadiff.tools.demo.pipelines import EmojiPipeline
 from tomadiff.tools.evaluate.metrics import psnr
 from tomadiff.tools.evaluate.pictures import as_tensor
@@ -29,7 +29,7 @@ FORECAST, MERGED = 32.0, 24.0
 SAME = 26.0
 MODES: dict[str, tuple[dict[str, Any], float]] = {  # settings, and the least PSNR that passes
     "forecast": ({}, FORECAST),
-    "merged": ({"ratio": 0.5, "dense_blocks": 2}, MERGED),
+    "merged": (MERGING, MERGED),
 }
 
 
