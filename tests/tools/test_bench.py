@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -460,13 +461,18 @@ def test_the_paper_has_its_own_number_of_steps() -> None:
 
 
 def test_expectations_need_no_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    methods = ["--methods", "ideal", "tomadiff"]
-    assert main(["bench", "--model", "flux-dev", "--expect", "--size", "768x1024", *methods]) == 0
-    out = capsys.readouterr().out
-    assert "expected, not measured" in out and "| RTX 4090 |" in out and "tomadiff at 0.5" in out
-    cells = next(line.split("|") for line in out.splitlines() if line.startswith("| A100"))
-    ideal, ours = (int(cell.strip().rstrip("%")) for cell in cells[3:5])
-    assert 40 < ours <= ideal < 60
+    methods = ["--methods", "auto", "steps:14", "ideal", "tomadiff", "deepcache"]
+    command = ["bench", "--model", "sdxl", "--expect", "--steps", "28", "--size", "768x1024", *methods]
+    assert main(command) == 0
+    out, told = capsys.readouterr()
+    assert "28 steps of the denoiser: expected, not measured" in out and "tomadiff at 0.5" in out
+    assert "deepcache is left out" in told and "deepcache" not in out
+    rows = [line.split("|") for line in out.splitlines() if line.startswith("| A100")]
+    assert len(rows) == 2, "eager and compiled"
+    for cells in rows:
+        auto, fewer, ideal, ours = (int(re.findall(r"-?\d+", cell)[0]) for cell in cells[3:7])
+        assert 45 <= auto <= fewer == 50, "auto runs 15 of 28 steps"
+        assert 10 < ours <= ideal < 50
 
 
 @pytest.mark.parametrize(

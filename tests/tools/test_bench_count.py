@@ -22,7 +22,8 @@ from tomadiff.runtime.registration import attach, detach, session_of
 from tomadiff.runtime.session import Session
 from tomadiff.tools.bench import models
 from tomadiff.tools.bench.count import Counter, Counts, Cycle, Op, count, patch_for_counting
-from tomadiff.tools.bench.roofline import DEVICES, Device, cpu_device, predict, seconds
+from tomadiff.tools.bench.expect import Generation
+from tomadiff.tools.bench.roofline import DEVICES, Device, cpu_device, fused, seconds, whole_waves
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -226,7 +227,9 @@ def test_the_patch_comes_off_again_even_after_an_error() -> None:
 
 # What a roofline makes of it
 
-GPU = Device("test", tflops=100, tflops_fp32=10, bandwidth=1000, launch_us=10, kernel_us=2)
+GPU = Device(
+    "test", tflops=100, tflops_fp32=10, bandwidth=1000, multiprocessors=10, launch_us=10, kernel_us=2
+)
 
 
 def calls(*ops: Op, calls: int = 1) -> Counts:
@@ -267,10 +270,72 @@ def test_seconds_are_per_call() -> None:
     assert seconds(calls(op, op, calls=2), GPU) == pytest.approx(seconds(calls(op), GPU))
 
 
-def test_predictions_are_ratios_of_times() -> None:
-    prediction = predict(calls(product(4 * 10**12)), calls(product(3 * 10**12)), GPU)
-    assert prediction.speedup == pytest.approx(4 / 3)
-    assert prediction.saving == pytest.approx(1 / 4)
+@pytest.mark.parametrize(
+    ("run", "product"),
+    [
+        (lambda: F.linear(meta(2, 5, 16), meta(32, 16), meta(32)), (1, 10, 32)),
+        (lambda: torch.bmm(meta(3, 4, 5), meta(3, 5, 6)), (3, 4, 6)),
+        (lambda: F.conv2d(meta(2, 3, 8, 8), meta(4, 3, 3, 3), padding=1), (1, 2 * 8 * 8, 4)),
+        (lambda: F.scaled_dot_product_attention(*[meta(2, 3, 7, 16)] * 3), (2 * 3, 7, 16)),
+        (lambda: meta(2, 3) + 1, None),
+    ],
+    ids=["linear", "bmm", "convolution", "attention", "addition"],
+)
+def test_products_have_a_batch_rows_and_columns(run: Callable[[], Tensor], product: Any) -> None:
+    assert [op.product for op in ops(run)] == [product]
+
+
+@pytest.mark.parametrize(
+    ("product", "factor"),
+    [
+        ((1, 2560, 128), 1.0),  # ten of the largest tiles, one for each multiprocessor
+        ((1, 1281, 128), 5 * 10 * 64 * 64 / (1281 * 128 * 0.7)),  # where small tiles waste less
+        ((10, 64, 64), 1 / 0.7),
+        ((1, 64, 64), 10 / 0.7),  # one multiprocessor works, nine wait
+    ],
+)
+def test_a_wave_that_is_not_full_takes_as_long_as_one_that_is(
+    product: tuple[int, int, int], factor: float
+) -> None:
+    op = Op("mm", "model", 1, 1, torch.float16, product)
+    assert whole_waves(op, 10) == pytest.approx(factor)
+
+
+def test_attention_is_cut_along_its_queries_alone() -> None:
+    op = Op("attention", "model", 1, 1, torch.float16, (5, 256, 64))
+    assert whole_waves(op, 10) == 1
+    assert whole_waves(op._replace(product=(5, 257, 64)), 10) == pytest.approx(2 * 256 / 257)
+
+
+def test_compiled_code_fuses_what_is_between_products_but_not_our_operators() -> None:
+    small, large, matmul = product(0, 10), product(0, 30), product(5)
+    ours = small._replace(phase="merge")
+    assert fused([small, large, matmul, small, small, ours, ours]) == [large, matmul, small, ours, ours]
+    counts = calls(*[small] * 9, *[ours] * 3)
+    assert seconds(counts, GPU) == pytest.approx(12 * 10e-6)
+    assert seconds(counts, GPU, compiled=True) == pytest.approx(3 * 10e-6 + 2e-6)
+
+
+def test_hooks_take_time_of_the_host_unless_compiled() -> None:
+    hooked = Counts([product(1, 1)], hooks=4)
+    assert seconds(hooked, GPU) == pytest.approx(10e-6 + 4 * GPU.hook_us * 1e-6)
+    assert seconds(hooked, GPU, compiled=True) == pytest.approx(2e-6)
+    assert Cycle([hooked, hooked], hooks=4).per_step.hooks == 4
+    assert seconds(Cycle([hooked, hooked], hooks=4).per_step, GPU) == pytest.approx(seconds(hooked, GPU))
+
+
+def test_a_generation_is_the_steps_that_run_and_a_little_for_those_that_do_not() -> None:
+    step = calls(product(10**12))
+    whole, half = Generation(step, 10), Generation(step, 5, 5)
+    assert whole.seconds(GPU, False) == pytest.approx(10 * seconds(step, GPU))
+    assert half.seconds(GPU, False) == pytest.approx(5 * seconds(step, GPU) + 5 * GPU.forecast_us * 1e-6)
+
+
+def test_guesses_are_on_both_sides() -> None:
+    slow, fast = GPU.bounds()
+    heavy, many = calls(product(10**12)), calls(*[product(1, 1)] * 50)
+    assert seconds(heavy, fast) < seconds(heavy, GPU) < seconds(heavy, slow)
+    assert seconds(many, slow) < seconds(many, GPU) < seconds(many, fast)
 
 
 def test_this_cpu_can_be_put_in() -> None:

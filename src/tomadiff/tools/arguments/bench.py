@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--expect",
         action="store_true",
-        help="time nothing: predict times on GPUs by a roofline, from counted FLOPs, bytes and launches",
+        help="time nothing: predict generations on GPUs by a roofline from counted FLOPs, bytes and launches",
     )
     parser.add_argument("--dtype", choices=DTYPES, help="default: fp32, and fp16 with --expect")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, mps, ... (default: %(default)s)")

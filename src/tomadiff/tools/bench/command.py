@@ -39,7 +39,7 @@ def resolve_arguments(args: argparse.Namespace) -> None:
         args.dtype = "fp16" if args.expect else "fp32"
     if args.expect:
         check_expect_arguments(args)
-    if args.protocol and args.steps is None:
+    if (args.protocol or args.expect) and args.steps is None:
         args.steps = ARCHITECTURES[args.model].steps if args.model in ARCHITECTURES else 50
     check_threads(args.threads)
     for name in ("batch", "repeats", "steps"):
@@ -70,7 +70,7 @@ def check_expect_arguments(args: argparse.Namespace) -> None:
     """Refuse arguments that have no meaning with --expect, which times nothing."""
     if args.model not in ARCHITECTURES:
         raise ValueError(f"--expect knows {', '.join(ARCHITECTURES)}, not {args.model!r}")
-    files, others = ("json", "csv", "plot", "resume"), ("no_count", "threads", "steps", "protocol")
+    files, others = ("json", "csv", "plot", "resume"), ("no_count", "threads", "protocol")
     flags = (*files, "compile", "offload", *others)
     ignored = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag)]
     if ignored:

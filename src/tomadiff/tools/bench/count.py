@@ -46,6 +46,8 @@ class Op(NamedTuple):
     flops: int  # two per multiply-add of matrix products, convolutions and attention; 0 for everything else
     bytes: int  # read and written
     dtype: torch.dtype  # of the output
+    # batch, rows and columns of what a matrix product, a convolution or attention computes
+    product: tuple[int, int, int] | None = None
 
 
 class Total(NamedTuple):
@@ -60,6 +62,7 @@ class Counts:
 
     ops: Sequence[Op]
     calls: int = 1
+    hooks: int = 0  # sites with our hooks, which take time of the host in every call
 
     def of(self, *phases: str) -> Total:
         ops = [op for op in self.ops if op.phase in phases]
@@ -84,6 +87,7 @@ class Cycle:
     """The steps from one choice of destinations to the next; all later steps repeat them."""
 
     steps: Sequence[Counts]
+    hooks: int = 0
 
     @property
     def planning(self) -> Counts:
@@ -104,7 +108,7 @@ class Cycle:
     @property
     def per_step(self) -> Counts:
         """The average step."""
-        return Counts([op for step in self.steps for op in step.ops], len(self.steps))
+        return Counts([op for step in self.steps for op in step.ops], len(self.steps), self.hooks)
 
 
 def _planned(counts: Counts) -> float:
@@ -136,11 +140,15 @@ class Counter(TorchDispatchMode):
         if is_launch(func, (args, kwargs), output):
             formula = flop_registry.get(func.overloadpacket)
             flops = formula(*args, **kwargs, out_val=output) if formula else 0
-            self.note(_name(func), flops, traffic(func, args, kwargs, output), output)
+            product = product_shape(func, output) if flops else None
+            self.note(_name(func), flops, traffic(func, args, kwargs, output), output, product)
         return output
 
-    def note(self, name: str, flops: int, moved: int, output: Any) -> None:
-        self.ops.append(Op(name, self._phase() or "model", flops, moved, _tensors(output)[0].dtype))
+    def note(
+        self, name: str, flops: int, moved: int, output: Any, product: tuple[int, int, int] | None = None
+    ) -> None:
+        dtype = _tensors(output)[0].dtype
+        self.ops.append(Op(name, self._phase() or "model", flops, moved, dtype, product))
 
 
 class _Fused(TorchFunctionMode):
@@ -162,7 +170,8 @@ class _Fused(TorchFunctionMode):
         keys, width = value.shape[-2:]
         output = query.new_empty(*query.shape[:-1], width)
         flops = 2 * math.prod(query.shape[:-1]) * keys * (query.shape[-1] + width)
-        self._counter.note("attention", flops, size(query, key, value, attn_mask, output), output)
+        product = math.prod(query.shape[:-2]), query.shape[-2], width
+        self._counter.note("attention", flops, size(query, key, value, attn_mask, output), output, product)
         return output
 
     def _rms_norm(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -178,6 +187,14 @@ def is_launch(func: OpOverload, inputs: Any, output: Any) -> bool:
         return False
     # tensors from the host are cached tables, copied once; scalars are passed along with the launch
     return not any(tensor.device.type != "meta" and tensor.ndim for tensor in _tensors(inputs))
+
+
+def product_shape(func: OpOverload, output: Tensor) -> tuple[int, int, int]:
+    """Batch, rows and columns of a product; a convolution is one with a row for each pixel."""
+    shape = output.shape
+    if "conv" in _name(func):
+        return 1, shape[0] * math.prod(shape[2:]), shape[1]
+    return math.prod(shape[:-2]), shape[-2], shape[-1]
 
 
 def traffic(func: OpOverload, args: tuple, kwargs: dict[str, Any], output: Any) -> int:
@@ -256,7 +273,7 @@ def count(call: Callable[[int], Any], patch: Session | None = None) -> Cycle:
                 reusing[shifted] = steps[-1]
     finally:
         detach(patch)
-    return Cycle(steps)
+    return Cycle(steps, len(patch.hooks))
 
 
 def _counted(call: Callable[[int], Any], step: int, phase: Callable[[], str | None]) -> Counts:

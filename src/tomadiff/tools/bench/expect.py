@@ -1,19 +1,35 @@
-"""Count what each method does in a step, and predict its speed-up with a roofline model."""
+"""Count what each method does in a step, and predict what it saves with a roofline model."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
+
+from diffusers import DiffusionPipeline
 
 from tomadiff.models import Family, family_of
-from tomadiff.tools.method_spec import DENSE, METHODS, merges, parse, parts_of
+from tomadiff.runtime.registration import denoiser
+from tomadiff.runtime.sampling import sampling_of
+from tomadiff.runtime.schedule import make_schedule
+from tomadiff.tools.method_spec import (
+    AUTO,
+    DENSE,
+    METHODS,
+    configuration,
+    label,
+    merges,
+    parse,
+    parts_of,
+    steps_of,
+)
 from tomadiff.tools.rivals import RIVALS
 
 from .contenders import contender
 from .count import Counts, count, patch_for_counting
 from .figures import Row, markdown
 from .models import skeleton
-from .roofline import DEVICES, Device, predict
+from .roofline import DEVICES, Device, seconds
 from .step import Step
 
 Counted = dict[tuple[str, float], Counts]  # an average step, by method and ratio
@@ -58,22 +74,67 @@ def rows(counted: Counted, size: tuple[int, int], device: Device | None) -> list
             "bytes": counts.total.bytes,
             "launches": counts.total.launches,
             "launches_added": counts.total.launches - dense.total.launches if method != DENSE else None,
-            "expected_speedup": predict(dense, counts, device).speedup if device else None,
+            "expected_speedup": seconds(dense, device) / seconds(counts, device) if device else None,
         }
         for (method, ratio), counts in counted.items()
     ]
 
 
-def table(counted: Counted, devices: Sequence[Device] = tuple(DEVICES.values())) -> str:
-    """A Markdown table: the time of a dense call on each device, and the share that each method saves."""
+class Generation(NamedTuple):
+    """A whole generation: an average step of those that run, and how many run and are forecast."""
+
+    step: Counts
+    run: int
+    forecast: int = 0
+
+    def seconds(self, device: Device, compiled: bool) -> float:
+        return self.run * seconds(self.step, device, compiled) + self.forecast * device.forecast_us * 1e-6
+
+
+def generations(
+    pipe: DiffusionPipeline, counted: Counted, todo: Sequence[tuple[str, float]], steps: int
+) -> dict[str, Generation]:
+    """A generation of this many steps by each method, by its label; dense comes first."""
     dense = counted[DENSE, 0.0]
+    found = {DENSE: Generation(dense, steps)}
+    for method, ratio in todo:
+        name, step = parse(method)[0], counted.get((method, ratio))
+        if name in METHODS or name == AUTO:
+            config = configuration(method, ratio, family := family_of(denoiser(pipe)[0])).resolve(family)
+            schedule = make_schedule(config, steps, sampling_of(pipe.scheduler), None)
+            run = sum(map(schedule.runs, range(steps)))
+            if len(config.ranges()) > 1 or (config.merges and schedule.merges and step is None):
+                continue  # steps differ, or could not be counted
+            found[label(method, ratio)] = Generation(step or dense, run, steps - run)
+        elif steps_of(method) is not None or step is not None:
+            found[label(method, ratio)] = Generation(step or dense, steps_of(method) or steps)
+    return found
+
+
+def table(
+    generations: dict[str, Generation], compiled: bool, devices: Sequence[Device] = tuple(DEVICES.values())
+) -> str:
+    """A Markdown table: the time of a dense generation on each device, and what each method saves of it."""
     columns = {"GPU": [device.name for device in devices]}
-    columns["dense, ms"] = [f"{1000 * predict(dense, dense, device).dense:.0f}" for device in devices]
-    for (method, ratio), counts in counted.items():
-        if method != DENSE:
-            savings = [predict(dense, counts, device).saving for device in devices]
-            columns[f"{method} at {ratio:g}"] = [f"{saving:+.0%}".replace("+", "") for saving in savings]
+    for name, generation in generations.items():
+        cells = []
+        for device in devices:
+            guesses = [
+                (generation.seconds(guess, compiled), generations[DENSE].seconds(guess, compiled))
+                for guess in device.bounds()
+            ]
+            if name == DENSE:
+                low, high = sorted(taken for taken, _ in guesses)
+                cells.append(f"{low:.2g} to {high:.2g}")
+            else:
+                low, high = sorted(1 - taken / dense for taken, dense in guesses)
+                cells.append(_range(round(100 * low), round(100 * high)))
+        columns["dense, s" if name == DENSE else name] = cells
     return markdown(columns)
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low}%" if low == high else f"{low} to {high}%"
 
 
 def _grid(step: Step, family: Family, size: tuple[int, int]) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ from tomadiff.tools.method_spec import (
     configuration,
     decides,
     is_per_step,
+    label,
     pairs,
     parse,
     parts_of,
@@ -81,19 +82,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_expect(args: argparse.Namespace) -> int:
-    """Print the predicted saving of one call, as the pipeline makes it, without building any weights."""
+    """Print the predicted times of whole generations, without building any weights."""
     pipe = models.build(args.model, args.depth, DTYPES[args.dtype], "meta")
     todo = chosen(args, denoiser(pipe)[0])
     blocks = models.depth_note(args.model, args.depth) or "all blocks"
     guided = "the pipeline's own guidance" if args.guidance is None else f"guidance {args.guidance:g}"
     for size in args.size or [ARCHITECTURES[args.model].size]:
         step = capture(pipe, models.arguments(pipe, size, args.batch, args.guidance))
-        calls = expect.count_all(step, size, todo)
+        counted = expect.count_all(step, size, todo)
+        predicted = expect.generations(pipe, counted, todo, args.steps)
+        for method, ratio in todo:
+            if label(method, ratio) not in predicted:
+                print(f"{label(method, ratio)} is left out: its steps can't be counted", file=sys.stderr)
         print(
-            f"{args.model}, {blocks}, {size[0]} x {size[1]}, batch {args.batch}, {guided}, {args.dtype}: "
-            "expected, not measured; share of the time of a call that is saved"
+            f"{args.model}, {blocks}, {size[0]} x {size[1]}, batch {args.batch}, {guided}, {args.dtype}, "
+            f"{args.steps} steps of the denoiser: expected, not measured; share of the time that is saved"
         )
-        print(expect.table(calls))
+        for mode in ("eager", "compiled"):
+            print(f"\n{mode}:\n\n{expect.table(predicted, mode == 'compiled')}")
     return 0
 
 
