@@ -22,6 +22,7 @@ from pipelines import MAKERS, make
 from tiny import NAMES
 from xdist.scheduler import LoadScopeScheduling
 
+from tomadiff.tools.demo import true_size
 from tomadiff.tools.evaluate.weights import WEIGHTS, fetch
 
 # What inductor kept of a run with another OMP_NUM_THREADS or ATEN_CPU_CAPABILITY can abort the process.
@@ -29,6 +30,7 @@ INDUCTOR_CACHE = tempfile.TemporaryDirectory(prefix="tomadiff-inductor-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = INDUCTOR_CACHE.name
 torch.set_num_threads(1)  # whatever the environment says
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: beside other tests, Ray hardly starts
+true_size.ROUNDS = 1  # its block takes a second of one thread, and no test reads the figure
 # The same examples in every run, and no folder of them; --hypothesis-profile fuzz looks for others.
 # No deadline: no test may depend on how busy the machine is.
 hypothesis.settings.register_profile("steady", derandomize=True, database=None, deadline=None)

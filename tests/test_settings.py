@@ -155,14 +155,26 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_the_commands_take_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings_file.save("some.json", tomadiff.Config(ratio={2: 0.5}, where="block"))
-    small = ["--model", "emoji-unet", "--steps", "2"]
+    small = ["--model", "emoji-unet", "--steps", "2", "--size", "64", "64"]
     assert main(["generate", "fox", *small, "--settings", "some.json", "-o", "x.png"]) == 0
     assert main(["merge-map", "fox", *small, "--settings", "some.json", "-o", "map.png"]) == 0
     evaluation = ["eval", *small, "--limit", "1", "--metrics", "psnr", "--methods", "some.json", "-o", "e"]
     assert main(evaluation) == 0
-    bench = ["bench", "--model", "emoji-unet", "--repeats", "1", "--no-count", "--methods", "dense"]
+    bench = [
+        "bench",
+        "--model",
+        "emoji-unet",
+        "--size",
+        "64",
+        "--repeats",
+        "1",
+        "--no-count",
+        "--methods",
+        "dense",
+    ]
     assert main([*bench, "some.json", "--json", "bench.json"]) == 0
-    assert main(["demo", "--models", "emoji-unet", "--steps", "2", "--settings", "some.json"]) == 0
+    demo = ["demo", "--models", "emoji-unet", "--steps", "1", "--prompts", "fox"]
+    assert main([*demo, "--settings", "some.json"]) == 0
     measured = json.loads(Path("bench.json").read_text())["settings"]
     (method,) = (name for name in measured if name != "dense")
     assert "ratio={2: 0.5}" in method and measured[method]["where"] == "block"

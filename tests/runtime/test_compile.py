@@ -82,12 +82,15 @@ def test_dense_and_merged_steps_are_one_graph_each_for_all_generations(name: str
 
 @pytest.mark.parametrize("name", SHALLOW)
 def test_inductor_gives_the_same_result(name: str) -> None:
-    model = tomadiff.apply(shallow(name), **SETTINGS)
+    """With the Flux, also between skipped steps, and in the mode that records CUDA graphs on a GPU."""
+    graphed = name == "flux"
+    settings = SETTINGS | {"ratio": 0.5, "interval": 2 if graphed else 1}  # no dense steps: inductor is slow
+    model = tomadiff.apply(shallow(name), **settings)
     expected = generated(model, name)
-    compiled = torch.compile(model, fullgraph=True)
+    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead" if graphed else None)
     # other sums than torch's, and on each CPU others
     assert mostly_alike(generated(compiled, name).transpose(0, 1), expected.transpose(0, 1))
-    assert graphs() == 2
+    assert (tomadiff.report(model).model_calls["forecast"] > 0) == graphed
 
 
 @pytest.mark.parametrize("name", ["sd3", "prx"])

@@ -43,12 +43,13 @@ def plan(
     regions = partition(grid, settings.regions, settings.region_size, shifted, features.device)
     places = slot_layout(regions.lengths, ratio, features.device)
     unit = unit_vectors(features)
+    split = regions.split(regions.arrange(unit))
     if destinations is None:
-        destinations = _choose(features, unit, regions, places)
+        destinations = _choose(features, split, regions, places)
     if settings.assign == "global":
         regions = partition(grid, "global", settings.region_size, False, features.device)
         places = Slots(regions=1, kept=destinations.shape[1], size=destinations.shape[1])
-    split = regions.split(regions.arrange(unit))
+        split = unit
     real_tokens, real_slots = _each(regions.real, split), _each(places.real, split)
     picks = regions.places_of(places.unpack(destinations))
     assignment = assign(split, picks, settings.scale, real_tokens, real_slots)
@@ -72,13 +73,12 @@ def length(grid: tuple[int, ...], ratio: float, settings: PlanSettings) -> int:
     return sum(num_kept(tokens, ratio) for tokens in regions.lengths)
 
 
-def _choose(features: Tensor, unit: Tensor, regions: Regions, places: Slots) -> Tensor:
-    """[B, K] destinations, by facility location in each region."""
+def _choose(features: Tensor, split: Tensor, regions: Regions, places: Slots) -> Tensor:
+    """[B, K] destinations, by facility location in each region; `split` are its unit vectors."""
     if kernels.usable(features, regions.size):
         from tomadiff.kernels.select import destinations  # brings Triton
 
         return destinations(features, regions, places)
-    split = regions.split(regions.arrange(unit))
     picks = facility_location(similarity(split), places.size, _each(regions.real, split))
     return places.pack(regions.tokens_at(picks))
 

@@ -37,6 +37,7 @@ class Contender:
     use: Callable[[], AbstractContextManager[Any]] = nullcontext
     patch: Session | None = None  # our own methods' session, which persists between uses
     call: Callable[[int], Any] | None = None  # runs the model at a step, or a whole generation
+    warm_up: Callable[[int], Any] | None = None  # a shorter call to warm up with, if there is one
 
     @property
     def label(self) -> str:

@@ -89,7 +89,8 @@ def rounds(
     for contender in contenders:
         start = time.perf_counter()
         with count() if count else nullcontext() as work:
-            spent[contender.label] = _warm_up(_call_of(contender, call), contender, device, whole)
+            first = contender.warm_up or _call_of(contender, call)
+            spent[contender.label] = _warm_up(first, contender, device, whole)
         if work is not None and flops is not None:
             flops[contender.label] = work.flops
         report(f"{contender.label}, warming up", time.perf_counter() - start)

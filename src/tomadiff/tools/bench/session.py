@@ -32,6 +32,7 @@ from tomadiff.tools.method_spec import (
     decides,
     is_per_step,
     label,
+    lists_steps,
     pairs,
     parse,
     parts_of,
@@ -167,12 +168,21 @@ def measure_size(
         steps = (method and steps_of(method)) or args.steps
         return partial(generate, pipe, arguments, steps) if whole else replace(step, model=denoiser(pipe)[0])
 
+    def one_step(pipe: DiffusionPipeline, method: str) -> Callable[[int], Any] | None:
+        # generations warm up in full to be counted, to compile all that they need, and for a list of steps
+        if not whole or not args.no_count or args.compile or lists_steps(method):
+            return None
+        return partial(generate, pipe, arguments, 1)
+
     def prepare(pipe: DiffusionPipeline, method: str) -> None:
         calibrate(pipe, method, partial(calls(pipe), 0))
 
     contenders = compiled_contenders if args.compile else in_turns
     with contenders(pipe, whole, todo, prepare) as made:
-        entries = [replace(entry, call=calls(own, entry.method)) for entry, own in made]
+        entries = [
+            replace(entry, call=calls(own, entry.method), warm_up=one_step(own, entry.method))
+            for entry, own in made
+        ]
         time_all(args, record, pipe, size, todo, entries)
 
 

@@ -28,7 +28,7 @@ from .embedded import MERGING, load_embedded
 from .pipelines import EmojiPipeline
 from .true_size import speedup_of_a_block
 
-MERGED = "ratio=0.5"
+MERGED = ", ".join(f"{name}={value}" for name, value in MERGING.items())
 CONFIGS: dict[str, tomadiff.Config] = {
     "dense": tomadiff.Config(ratio=0),
     "apply(pipe)": tomadiff.Config(),

@@ -50,6 +50,7 @@ def launch(
         ssr_mode=False,
         pwa=False,
         mcp_server=False,
+        _frontend=False,  # gives up on a page that takes 3 seconds, as on a busy machine it may
         theme=look.theme(),
         css_paths=[look.CSS],
         js=look.SCRIPT.read_text(),
