@@ -7,8 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import tomadiff
 from tomadiff.runtime.registration import denoiser
 from tomadiff.settings_file import load as load_settings
@@ -95,7 +93,7 @@ def merge_map(args: argparse.Namespace) -> None:
 
 
 def inspect(args: argparse.Namespace) -> None:
-    """List a model's blocks that are alike, with their tokens and shares of time, measured in one call.
+    """List a model's blocks that are alike, with their tokens and shares of a call's time.
 
     Says which family the model is of, or how to merge in it as it is.
     """
@@ -118,8 +116,6 @@ def inspect(args: argparse.Namespace) -> None:
         size = {"height": args.size[0], "width": args.size[1]} if args.size else {}
         call, named = first_call(pipe, {"prompt": PROMPT, **size})
         model = denoiser(pipe)[0]
-        with torch.no_grad():
-            model(*call, **named)  # warm-up
         print(inspect_call(model, *call, **named))
         return
     model = dummy_inputs.build(args.model, depth, dtype, args.device)
