@@ -74,7 +74,7 @@ def length(grid: tuple[int, ...], ratio: float, settings: PlanSettings) -> int:
 
 
 def _choose(features: Tensor, split: Tensor, regions: Regions, places: Slots) -> Tensor:
-    """[B, K] destinations, by facility location in each region; `split` are its unit vectors."""
+    """[B, K] destinations, by facility location in each region. split: [B * R, n, C] unit vectors."""
     if kernels.usable(features, regions.size):
         from tomadiff.kernels.select import destinations  # brings Triton
 

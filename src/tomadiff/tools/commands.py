@@ -51,13 +51,14 @@ def generate(args: argparse.Namespace) -> None:
                 "seconds": seconds,
             }
             settings |= {"steps": request.steps, "size": request.size, "guidance": request.guidance}
-            settings["tomadiff"] = tomadiff.report(pipe).settings
+            report = tomadiff.report(pipe)
+            settings["tomadiff"] = report.settings
         if dense:
             apart = psnr(as_tensor([dense[0]]), as_tensor([picture])).item()
             close = "the same picture" if math.isinf(apart) else f"PSNR to the dense picture {apart:.1f} dB"
             told = f"{output}: {seconds:.2f} s, dense {dense[1]:.2f} s: {dense[1] / seconds:.2f}x; {close}"
-            ratio = settings["tomadiff"]["ratio"]
-            labels = [f"dense, {dense[1]:.2f} s", f"ratio {ratio}, {seconds:.2f} s"]
+            asked = ", ".join(f"{name}={value}" for name, value in report.asked.items()) or "apply(pipe)"
+            labels = [f"dense, {dense[1]:.2f} s", f"{asked}, {seconds:.2f} s"]
             picture = beside([dense[0], picture], labels)
         else:
             told = f"{output}: {seconds:.2f} s"

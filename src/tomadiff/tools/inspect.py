@@ -109,12 +109,13 @@ class Inspection:
 def inspect_call(model: nn.Module, *args: Any, **kwargs: Any) -> Inspection:
     """Run a model, unchanged, and record inputs, outputs and times of its blocks.
 
-    Short calls are repeated and the fastest counts, since other processes can only slow a call down.
+    It is called at least twice, and up to five times if that is quick. The fastest call counts: the first one
+    warms up, and other processes can only slow a call down.
     """
     call = dict(zip(parameter_names(model), args)) | kwargs
     device = next((part.device for part in model.parameters()), torch.device("cpu"))
     timed: list[tuple[float, list[_Run]]] = []
-    while not timed or (len(timed) < CALLS and sum(seconds for seconds, _ in timed) < ENOUGH):
+    while len(timed) < 2 or (len(timed) < CALLS and sum(seconds for seconds, _ in timed) < ENOUGH):
         with torch.no_grad(), _watched(model, device) as found:
             start = _now(device)
             model(**call)

@@ -33,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"as in first-block+{OURS} (default: all that merge and that the model allows)",
     )
     parser.add_argument("--repeats", type=int, help="rounds, each with one run of every method (default: 3)")
-    parser.add_argument("--steps", type=int, help="time whole generations of N steps, not single calls")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="time whole generations of N steps, not single calls; with --expect, predict them",
+    )
     parser.add_argument(
         "--guidance",
         type=finite,

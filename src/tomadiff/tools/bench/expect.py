@@ -98,6 +98,8 @@ def generations(
     dense = counted[DENSE, 0.0]
     found = {DENSE: Generation(dense, steps)}
     for method, ratio in todo:
+        if len(parts_of(method)) > 1:
+            continue  # combinations are not counted
         name, step = parse(method)[0], counted.get((method, ratio))
         if name in METHODS or name == AUTO:
             config = configuration(method, ratio, family := family_of(denoiser(pipe)[0])).resolve(family)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -77,12 +78,13 @@ def rounds(
     `flops` receives each contender's FLOPs.
     """
     total = len(contenders) * (len(numbers) + 1)
-    begin, done = time.perf_counter(), 0
+    warming: list[float] = []  # seconds of each run, which may be shorter than those that are timed
+    timed: list[float] = []
 
-    def report(label: str, seconds: float) -> None:
-        nonlocal done
-        done += 1
-        left = (time.perf_counter() - begin) / done * (total - done)
+    def report(label: str, seconds: float, times: list[float]) -> None:
+        times.append(seconds)
+        done = len(warming) + len(timed)
+        left = statistics.mean(timed or warming) * (total - done)
         progress(Progress(done, total, label, seconds, left))
 
     spent: dict[str, dict[str, float | None]] = {}
@@ -93,13 +95,13 @@ def rounds(
             spent[contender.label] = _warm_up(first, contender, device, whole)
         if work is not None and flops is not None:
             flops[contender.label] = work.flops
-        report(f"{contender.label}, warming up", time.perf_counter() - start)
+        report(f"{contender.label}, warming up", time.perf_counter() - start, warming)
     for number in numbers:
         runs = []
         for contender in contenders if number % 2 == 0 else reversed(contenders):
             own = _call_of(contender, call)
             runs.append(_timed(own, contender, size, number, device, whole, spent[contender.label]))
-            report(contender.label, runs[-1].seconds)
+            report(contender.label, runs[-1].seconds, timed)
         yield runs
 
 

@@ -27,7 +27,6 @@ from .count import Counts, Op
 # for the same arithmetic. The fastest choice is assumed, as cuBLAS tries to make it.
 TILES = ((256, 128, 1.0), (128, 128, 0.95), (64, 64, 0.7))
 ATTENTION_ROWS = 128  # queries that FlashAttention gives to a multiprocessor at a time
-COMPILED_LAUNCH_US = 2.0  # host time per launch in compiled code
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class Device:
     # Flux take 29 and 16 us per launch on one core of a 2.8 GHz server, kernels included, and workstation
     # cores are about twice as fast.
     launch_us: float = 10.0
+    compiled_launch_us: float = 2.0  # the same in compiled code
     # Host time of our hooks per site and call, without launches: half of what benchmarks/host_time.py
     # measures on such a server core. Compiled code has no hooks.
     hook_us: float = 15.0
@@ -61,7 +61,7 @@ class Device:
 
     def _guess(self, device: float, host: float) -> Device:
         reached = {name: device * getattr(self, name) for name in ("matmul", "attention")}
-        names = ("launch_us", "hook_us", "forecast_us")
+        names = ("launch_us", "compiled_launch_us", "hook_us", "forecast_us")
         return replace(self, **reached, **{name: host * getattr(self, name) for name in names})
 
 
@@ -93,7 +93,7 @@ def seconds(counts: Counts, device: Device, compiled: bool = False) -> float:
     launched = fused(counts.ops) if compiled else counts.ops
     if compiled:  # planning, merging and unmerging are operators that the compiler leaves as they are
         ours = sum(op.phase != "model" for op in launched)
-        host = ours * device.launch_us + (len(launched) - ours) * COMPILED_LAUNCH_US
+        host = ours * device.launch_us + (len(launched) - ours) * device.compiled_launch_us
     else:
         host = len(launched) * device.launch_us + counts.calls * counts.hooks * device.hook_us
     return max(1e-6 * host, sum(kernel_seconds(op, device) for op in launched)) / counts.calls
@@ -102,7 +102,9 @@ def seconds(counts: Counts, device: Device, compiled: bool = False) -> float:
 def fused(ops: Sequence[Op]) -> list[Op]:
     """The launches of compiled code: neighbours in the model that aren't products become one kernel.
 
-    It moves as much as the largest of them, since what is between them stays in registers.
+    It moves as much as the largest of them, since what is between them stays in registers. What other
+    packages add, such as the matching of tomesd, counts as the model's and is fused, too, although inductor
+    does not fuse sorts and scatters: their compiled times are too good.
     """
     launches: list[Op] = []
     for together, group in itertools.groupby(ops, lambda op: op.phase == "model" and not op.flops):
@@ -159,6 +161,7 @@ def cpu_device() -> Device:
         attention=attention / product,
         memory=1.0,
         launch_us=0.0,  # the host itself is the device
+        compiled_launch_us=0.0,
         hook_us=0.0,
         kernel_us=_fastest(lambda: number.add_(1)) * 1e6,
     )

@@ -32,7 +32,6 @@ from tomadiff.tools.method_spec import (
     decides,
     is_per_step,
     label,
-    lists_steps,
     pairs,
     parse,
     parts_of,
@@ -168,9 +167,11 @@ def measure_size(
         steps = (method and steps_of(method)) or args.steps
         return partial(generate, pipe, arguments, steps) if whole else replace(step, model=denoiser(pipe)[0])
 
-    def one_step(pipe: DiffusionPipeline, method: str) -> Callable[[int], Any] | None:
-        # generations warm up in full to be counted, to compile all that they need, and for a list of steps
-        if not whole or not args.no_count or args.compile or lists_steps(method):
+    def one_step(pipe: DiffusionPipeline, entry: Contender) -> Callable[[int], Any] | None:
+        # one step warms up a generation whose steps are alike; to be counted or compiled, it must be whole
+        alike = all(is_per_step(part) or parse(part)[0] == "steps" for part in parts_of(entry.method))
+        uneven = entry.config is not None and entry.config.uneven
+        if not whole or not args.no_count or args.compile or not alike or uneven:
             return None
         return partial(generate, pipe, arguments, 1)
 
@@ -180,8 +181,7 @@ def measure_size(
     contenders = compiled_contenders if args.compile else in_turns
     with contenders(pipe, whole, todo, prepare) as made:
         entries = [
-            replace(entry, call=calls(own, entry.method), warm_up=one_step(own, entry.method))
-            for entry, own in made
+            replace(entry, call=calls(own, entry.method), warm_up=one_step(own, entry)) for entry, own in made
         ]
         time_all(args, record, pipe, size, todo, entries)
 

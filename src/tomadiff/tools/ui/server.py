@@ -50,7 +50,7 @@ def launch(
         ssr_mode=False,
         pwa=False,
         mcp_server=False,
-        _frontend=False,  # gives up on a page that takes 3 seconds, as on a busy machine it may
+        _frontend=False,  # otherwise Gradio fetches its own page, and fails if a busy machine takes 3 s
         theme=look.theme(),
         css_paths=[look.CSS],
         js=look.SCRIPT.read_text(),
