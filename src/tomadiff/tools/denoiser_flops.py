@@ -25,6 +25,7 @@ for _name in ATTENTION:
     if hasattr(torch.ops.aten, _name):
         _formula = flop_registry[torch.ops.aten._scaled_dot_product_efficient_attention]
         FORMULAS.setdefault(getattr(torch.ops.aten, _name), _formula)
+BASIC: set[OpOverload] = set()  # operations that turned out not to be made of others
 
 
 @contextmanager
@@ -60,11 +61,12 @@ class Work(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         formula = FORMULAS.get(func.overloadpacket)
-        if formula is None and self._inside:
+        if formula is None and self._inside and func not in BASIC:
             with self:  # in inference mode, operations come here before they are taken apart
                 output = func.decompose(*args, **kwargs)
             if output is not NotImplemented:
                 return output
+            BASIC.add(func)
         output = func(*args, **kwargs)
         if formula is not None and self._inside:
             self.flops += formula(*args, **kwargs, out_val=output)

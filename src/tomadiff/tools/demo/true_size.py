@@ -14,7 +14,7 @@ from tomadiff.runtime.machine import out_of_memory
 
 CHANNELS, SIDE = 1280, 32  # where 60 of SDXL's 70 blocks are, at 1024 x 1024 pixels
 HEADS, TEXT_CHANNELS, TEXT_TOKENS = 20, 2048, 77
-ROUNDS = 5
+ROUNDS = 3
 
 
 class OneBlock(nn.Module):
