@@ -2,7 +2,7 @@
 
 python benchmarks/closeness.py emoji-flux --steps 24 --out closeness.jsonl
 python benchmarks/closeness.py emoji-flux --steps 8 --scheduler stochastic --few --out closeness.jsonl
-python benchmarks/closeness.py emoji-unet --steps 16 --prompts 4 --size 256 --keys --out closeness.jsonl
+python benchmarks/closeness.py emoji-unet --steps 16 --prompts 4 --size 256 --keys --guidance 1 --out c.jsonl
 python benchmarks/closeness.py emoji-flux --steps 12 --prompts 4 --size 256 --keys --squeeze --out c.jsonl
 
 Unlike `tomadiff eval`, which compares the PNGs that it writes, this compares pictures as the pipeline makes
@@ -47,9 +47,10 @@ KEYS = "where=kv,weigh_keys=True"
 MERGED_KEYS = [f"tomadiff:ratio={ratio},{KEYS}" for ratio in (0.5, 0.75, 0.9)]
 MERGED_KEYS += [f"tomadiff:ratio={ratio},{KEYS},dense_blocks=0" for ratio in (0.75, 0.9)]
 MERGED_KEYS += [f"tomadiff:ratio=0.75,{KEYS},share=kind", "tomadiff:ratio=0.75,where=kv"]
-MERGED_KEYS += ["tomadiff:method=todo,ratio=0.75", "tomadiff:ratio=0.5", "tomadiff:interval=2"]
-MERGED_KEYS += [f"tomadiff:interval=2,ratio={ratio},{KEYS}" for ratio in (0.75, 0.9)]
-MERGED_KEYS += ["auto"]
+MERGED_KEYS += ["tomadiff:method=todo,ratio=0.75", "tomadiff:ratio=0.5"]
+MERGED_KEYS += [f"tomadiff:interval=2,ratio={ratio},{KEYS}" for ratio in (0.5, 0.75, 0.9)]
+MERGED_KEYS += ["tomadiff:interval=2,ratio=0.75,where=kv", "tomadiff:interval=2,method=todo,ratio=0.75"]
+MERGED_KEYS += [f"tomadiff:interval={every}" for every in (2, 3, 4)] + ["auto"]
 
 # merging methods, and what single settings change in ours at ratio 0.5
 METHODS = ["tomadiff", "tome", "tofu"]

@@ -58,9 +58,9 @@ def test_keys_are_merged_from_the_second_step_on_and_the_report_says_so(gains: N
     expected = drawn(pipe, interval=2, **KEYS)
     assert torch.equal(drawn(pipe), expected)
     report = tomadiff.report(pipe)
-    assert "keys merged at 0.75 from 256 tokens on, after the first step: attention" in str(report)
+    assert "keys merged at 0.5 from 256 tokens on, after the first step: attention" in str(report)
     merged = [site for site in report.sites if site.kind == "kv"]
-    assert merged and {(site.level, site.tokens, site.kept) for site in merged} == {(1, 256, 64)}
+    assert merged and {(site.level, site.tokens, site.kept) for site in merged} == {(1, 256, 128)}
     run = report.steps["run"]
     assert {(site.calls, site.dense_calls) for site in merged} == {(run, 1)} and report.steps["forecast"]
 
@@ -133,7 +133,7 @@ def test_all_levels_that_are_long_enough_take_part_when_they_come(gains: None) -
     drawn(pipe)
     draw(pipe, steps=STEPS, size=(256, 256))
     report = tomadiff.report(pipe)
-    assert {(site.level, site.kept) for site in report.sites if site.kind == "kv"} == {(1, 256), (2, 64)}
+    assert {(site.level, site.kept) for site in report.sites if site.kind == "kv"} == {(1, 512), (2, 128)}
     picture = draw(pipe, steps=STEPS)
     assert torch.equal(picture, drawn(pipe)), "and others stay dense where they are not"
 
