@@ -41,8 +41,9 @@ class Shown(NamedTuple):
 
 
 RATIO = 0.5  # of keys removed, with weights on the others
-# By family, as measured in docs/long_sequences.md: at 4,096 tokens and this ratio, 49 dB together with forecasts
-# that alone are at 51 dB (43 dB at a ratio of 0.75). Other families are left alone until it is measured.
+# By family, as measured in docs/long_sequences.md: at 4,096 tokens and this ratio, 49 dB together with
+# forecasts that alone are at 51 dB (43 dB at a ratio of 0.75). Other families are left alone until it is
+# measured.
 SHOWN = {"unet": Shown(4096, ("AttnProcessor2_0",))}
 WORTH = 0.05  # the least share of a dense call that has to be saved for the image to be changed
 
