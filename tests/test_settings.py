@@ -160,18 +160,7 @@ def test_the_commands_take_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert main(["merge-map", "fox", *small, "--settings", "some.json", "-o", "map.png"]) == 0
     evaluation = ["eval", *small, "--limit", "1", "--metrics", "psnr", "--methods", "some.json", "-o", "e"]
     assert main(evaluation) == 0
-    bench = [
-        "bench",
-        "--model",
-        "emoji-unet",
-        "--size",
-        "64",
-        "--repeats",
-        "1",
-        "--no-count",
-        "--methods",
-        "dense",
-    ]
+    bench = ["bench", *small[:2], "--size", "64", "--repeats", "1", "--no-count", "--methods", "dense"]
     assert main([*bench, "some.json", "--json", "bench.json"]) == 0
     demo = ["demo", "--models", "emoji-unet", "--steps", "1", "--prompts", "fox"]
     assert main([*demo, "--settings", "some.json"]) == 0
