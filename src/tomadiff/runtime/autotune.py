@@ -321,7 +321,7 @@ class _Trials:
     def _seconds(self, tasks: Sequence[SiteTask], watch: _Watch) -> float:
         # always the unshifted layout of regions, even if two alternate
         call = ModelCall(0, 0, False, self.layout, tasks, self.plans, self.times)
-        arguments = _copied(self.arguments)
+        arguments = copied(self.arguments)
         watch.clear()
         wait_for(watch.device)
         start = time.perf_counter()
@@ -397,6 +397,6 @@ def _timed(session: Session, times: Times, cut: bool) -> Iterator[_Watch]:
             handle.remove()
 
 
-def _copied(arguments: Any) -> Any:
+def copied(arguments: Any) -> Any:
     """Copies of the arguments, since some models modify lists or tensors that they are given."""
     return tree_map_only(Tensor, Tensor.clone, arguments)
