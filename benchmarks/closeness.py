@@ -55,8 +55,9 @@ MERGED_KEYS += [f"tomadiff:interval={every}" for every in (2, 3, 4)] + ["auto"]
 # merging methods, and what single settings change in ours at ratio 0.5
 METHODS = ["tomadiff", "tome", "tofu"]
 CHANGES = ["dense_blocks=0", "dense_blocks=2", "unmerge=transpose", "unmerge=transpose,refresh_weights=6"]
-CHANGES += ["refresh_weights=2", "refresh_destinations=1", "shift=True", "weigh_keys=True", "share=kind"]
-CHANGES += ["where=block", "where=module", "region_size=4", "region_size=16", "regions=stripe"]
+CHANGES += ["refresh_weights=2", "refresh_destinations=1", "refresh_destinations=6", "shift=True"]
+CHANGES += ["weigh_keys=True", "share=kind", "where=block", "where=module", "regions=stripe"]
+CHANGES += ["region_size=4", "region_size=8", "region_size=16"]
 
 TABLES = {  # beside the usual one, of methods for deterministic sampling
     "few": "methods for few steps and stochastic sampling",
