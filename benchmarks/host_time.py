@@ -2,8 +2,8 @@
 
 python benchmarks/host_time.py
 
-On a fast GPU this is time in which the device may run out of work. It is measured inside each call, as what is
-left when the time within the model and its blocks is taken away: calls of a whole model vary by more than
+On a fast GPU this is time in which the device may run out of work. It is measured inside each call, as what
+is left when the time within the model and its blocks is taken away: calls of a whole model vary by more than
 tomadiff adds, and blocks take another time with fewer tokens. A plain model with the same clocks on it shows
 what the clocks cost. By default weights are made in every step; with plans that are reused, none is made in
 most steps.
