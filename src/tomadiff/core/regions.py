@@ -40,7 +40,7 @@ class Regions:
 
     def split(self, x: Tensor) -> Tensor:
         """Move the regions of arranged tokens into the batch: [B, R * n, C] -> [B * R, n, C]."""
-        return x.reshape(x.shape[0] * self.count, self.size, x.shape[-1])
+        return x.reshape(-1, self.size, x.shape[-1])
 
     def tokens_at(self, picks: Tensor) -> Tensor:
         """The token numbers at these places within each region: [B * R, k] -> [B * R, k]."""
@@ -66,14 +66,14 @@ class Slots:
 
     def pack(self, x: Tensor) -> Tensor:
         """From slots to the merged sequence: [B * R, k, ...] -> [B, K, ...]."""
-        x = x.reshape(x.shape[0] // self.regions, self.regions * self.size, *x.shape[2:])
+        x = x.reshape(-1, self.regions * self.size, *x.shape[2:])
         return x if self.index is None else x.index_select(1, self.index)
 
     def unpack(self, x: Tensor) -> Tensor:
         """From the merged sequence to slots: [B, K, ...] -> [B * R, k, ...]."""
         if self.positions is not None:
             x = x.index_select(1, self.positions)
-        return x.reshape(x.shape[0] * self.regions, self.size, *x.shape[2:])
+        return x.reshape(-1, self.size, *x.shape[2:])
 
 
 def num_kept(tokens: int, ratio: float) -> int:

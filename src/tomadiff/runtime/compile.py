@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from tomadiff.core import MergePlan
 from tomadiff.errors import ConfigError, UnsupportedModelError
@@ -100,7 +101,7 @@ def by_others(module: nn.Module) -> bool:
 
 def perform(site: SiteHook, action: str, *args: Any) -> Any:
     """Call a site's method "merge", "merge_like" or "unmerge"; in compiled code, through its operator."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return OPERATORS[action](site, *args)
     return getattr(site, action)(*args)
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.nn.functional as F
 from diffusers.hooks import HookRegistry, ModelHook
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from tomadiff.config import ResolvedConfig
 from tomadiff.errors import ConfigError, UnsupportedModelError
@@ -51,7 +51,7 @@ def join_spans(hooks: list[SiteHook]) -> None:
         hook.span.sites.append(hook)
 
 
-@dataclass
+@dataclass(slots=True)
 class SiteCounts:
     """What a site has done since `apply`, for the report."""
 
@@ -92,6 +92,7 @@ class SiteHook(ModelHook):
         self.per_token, self.keys_only = self.site.per_token, self.site.keys_only
         self.outputs = self.site.outputs or (0,)
         self.masks = ("ip_adapter_masks", *filter(None, [self.site.mask]))
+        self.replaces = bool(self.per_token or self.site.first_frame or self._weighs_keys)
         self.planner = Planner(self.config, bound)
         self.span = Span(index, [self])
         self.attentions = [module for module in bound.module.modules() if hasattr(module, "processor")]
@@ -191,7 +192,7 @@ class SiteHook(ModelHook):
             grid=grid,
             kept=planner.length(grid, ratio),
             kept_of_first_frame=planner.first_frame(grid, ratio) if site.first_frame else 0,
-            passes=not (head or tail or site.per_token or site.first_frame or self._weighs_keys),
+            passes=not (head or tail or self.replaces),
         )
 
     @property
@@ -202,7 +203,7 @@ class SiteHook(ModelHook):
 
     def new_forward(self, module: nn.Module, *args: Any, **inputs: Any) -> Any:
         """Merge, run, unmerge. Compilers trace this, so everything that varies is left to operators."""
-        call = self.session.require_call(self)
+        call = self.session.call or self.session.require_call(self)
         task = call.tasks[self.index]
         self.ran = True
         forward = self.compiler.forward or self.fn_ref.original_forward
@@ -216,7 +217,8 @@ class SiteHook(ModelHook):
         if task.head:
             call.spans[number] = self.begin_span(inputs)
         span = call.spans[number]
-        self.replace_what_belongs_to_tokens(inputs, call, span)
+        if self.replaces:
+            self.replace_what_belongs_to_tokens(inputs, call, span)
         output = forward(**inputs) if span.key_bias is None else self._run_weighed(forward, inputs, span)
         if task.tail:
             del call.spans[number]
@@ -245,15 +247,15 @@ class SiteHook(ModelHook):
     def _run_weighed(self, forward: Callable[..., Any], inputs: Call, span: SpanState) -> Any:
         if self._weighed_inside():
             return run_inside(self, forward, inputs, span)
-        compiled = torch.compiler.is_compiling() or self.compiler.forward is not None
+        compiled = is_compiling() or self.compiler.forward is not None
         return forward(**inputs) if compiled else run_weighed(forward, inputs)
 
     def _weighed_inside(self) -> bool:
         """Whether keys are weighted inside the attention call; compiled code uses a mask if it can."""
-        return self.site.weighed_inside and not (self.site.weigh_keys and torch.compiler.is_compiling())
+        return self.site.weighed_inside and not (self.site.weigh_keys and is_compiling())
 
     def refuse_masks(self, inputs: Call) -> None:
-        for holder in (inputs, *[inputs[name] for name in ATTENTION_KWARGS if inputs.get(name)]):
+        for holder in (inputs, *filter(None, map(inputs.get, ATTENTION_KWARGS))):
             for mask in self.masks:
                 if holder.get(mask) is not None:
                     raise ConfigError(
@@ -263,9 +265,13 @@ class SiteHook(ModelHook):
 
     def replace_what_belongs_to_tokens(self, inputs: Call, call: ModelCall, span: SpanState) -> None:
         """Replace per-token arguments, such as rotary tables, and pass on the weights of merged keys."""
-        site = self.site
+        site, gathered = self.site, None if is_compiling() else call.gathered
         for rows in self.per_token:
-            map_argument(inputs, rows.argument, self._gathered, rows, call, span)
+            name = rows.argument
+            if gathered and (key := (id(span.destinations), id(inputs.get(name)), id(rows))) in gathered:
+                inputs[name] = gathered[key][1]  # in all blocks of a span but the first
+            else:
+                map_argument(inputs, name, self._gathered, rows, call, span)
         if site.first_frame is not None:
             inputs[site.first_frame] = call.tasks[self.index].kept_of_first_frame
         if site.weigh_keys is not None and span.key_bias is not None and not self._weighed_inside():
@@ -273,7 +279,7 @@ class SiteHook(ModelHook):
 
     def _gathered(self, argument: Any, rows: PerTokenArg, call: ModelCall, span: SpanState) -> Any:
         """The rows of the plan's destinations, gathered once per call for all sites that share the plan."""
-        compiling = torch.compiler.is_compiling()  # the compiler removes repeated gathers by itself
+        compiling = is_compiling()  # the compiler removes repeated gathers by itself
         key = (0, 0, 0) if compiling else (id(span.destinations), id(argument), id(rows))
         if not compiling and key in call.gathered:
             return call.gathered[key][1]
@@ -296,18 +302,19 @@ class SiteHook(ModelHook):
 
     def _unmerged(self, output: Any, span: SpanState) -> Any:
         """The module's output with its image tokens unmerged."""
-        parts = list(output) if isinstance(output, tuple) else [output]
-        places = [place for place in self.outputs if place < len(parts)]
-        tokens = span.sequence.shape[1]
-        if not places or not all(_is_sequence(parts[place], tokens) for place in places):
+        parts = output if isinstance(output, tuple) else (output,)
+        unmerged, tokens, expected = [*parts], span.sequence.shape[1], self.outputs[0] < len(parts)
+        for place, part in enumerate(parts):
+            if expected and place in self.outputs:
+                expected = isinstance(part, Tensor) and part.ndim == 3 and part.shape[1] == tokens
+                unmerged[place] = compile.perform(self, "unmerge", part, span) if expected else None
+        if not expected:
             came = ", ".join(str(list(getattr(part, "shape", [type(part).__name__]))) for part in parts)
             raise UnsupportedModelError(
                 f"{self.bound.name} returned {came}, and {tokens} tokens were expected at place "
                 f"{', '.join(map(str, self.outputs))}"
             )
-        for place in places:
-            parts[place] = compile.perform(self, "unmerge", parts[place], span)
-        return tuple(parts) if isinstance(output, tuple) else parts[0]
+        return tuple(unmerged) if isinstance(output, tuple) else unmerged[0]
 
     # -- actions that are operators in compiled code -------------------------------------------------------
 
@@ -367,10 +374,6 @@ class SiteHook(ModelHook):
         if call is not None and call.layout.finest:  # otherwise nothing is merged in this call
             around = call.layout.around(sequence, whole, call.tasks[self.index].tokens)
             call.block_input = image_tokens(sequence, *around)
-
-
-def _is_sequence(part: Any, tokens: int) -> bool:
-    return isinstance(part, Tensor) and part.ndim == 3 and part.shape[1] == tokens
 
 
 def parameter_names(module: nn.Module) -> list[str]:

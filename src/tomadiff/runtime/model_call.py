@@ -15,7 +15,7 @@ from .timing import Times
 Group = tuple[str, int]  # all sites of this kind at this level
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SiteTask:
     """What one site does in a call; the same in all calls of the same size and settings."""
 

@@ -71,13 +71,9 @@ class Planner:
                     plan = plan if cast is None else cast(tokens.dtype)
                     return plan, plan.log_sizes().to(tokens.dtype) if self.config.weigh_keys else None
 
-        return call.plans.get_or_make(self._key(call, tokens, task.ratio, grid, visit), call.step, make)
-
-    def _key(
-        self, call: ModelCall, tokens: Tensor, ratio: float, grid: tuple[int, ...], visit: int
-    ) -> PlanKey:
-        inputs = (tokens.shape[0], tokens.dtype, tokens.device)
-        return PlanKey(*self._owner, ratio, grid, call.shifted, call.number, visit, *inputs)
+        alike = (tokens.shape[0], tokens.dtype, tokens.device)
+        key = PlanKey(*self._owner, task.ratio, grid, call.shifted, call.number, visit, *alike)
+        return call.plans.get_or_make(key, call.step, make)
 
     def _features(self, inputs: Call, tokens: Tensor, prefix: int, suffix: int) -> Tensor:
         """The features by which tokens are compared: normalised tokens, or the input of the block."""

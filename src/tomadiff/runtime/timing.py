@@ -11,6 +11,8 @@ import torch
 
 from .machine import wait_for
 
+CPU = torch.device("cpu")
+
 
 class Times:
     """Seconds by phase, measured while the work is done."""
@@ -27,7 +29,7 @@ class Times:
 
     def overhead(self, on: str, device: torch.device) -> AbstractContextManager[None]:
         """The same for our own work, whose precision autocast must not change."""
-        if torch.is_autocast_enabled(device.type):
+        if torch._C._is_any_autocast_enabled():  # for any device, which costs far less than to ask for one
             return self._without_autocast(on, device)
         return _Phase(self, on, device)
 
@@ -39,6 +41,8 @@ class Times:
 
 class _Phase(AbstractContextManager[None]):
     """A class instead of a generator, for speed: it is entered many times in each call of a model."""
+
+    __slots__ = ("_device", "_on", "_start", "_times")
 
     def __init__(self, times: Times, on: str, device: torch.device) -> None:
         self._times, self._on, self._device = times, on, device
@@ -55,5 +59,5 @@ class _Phase(AbstractContextManager[None]):
         if times.synchronise:
             wait_for(self._device)
         times.seconds[self._on] += time.perf_counter() - self._start
-        if self._device.type != "cpu":
+        if self._device != CPU:
             times.known = False
