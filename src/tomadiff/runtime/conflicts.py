@@ -74,7 +74,7 @@ class Surroundings:
         modules = [hook.bound.module for hook in self._hooks]
         for hook in self._hooks:
             site, block = hook.site, hook.bound.block
-            places.append((hook.compiler.__dict__, "settings"))
+            places += [(hook.__dict__, "fn_ref"), (hook.compiler.__dict__, "settings")]
             places += [(hook.fn_ref.__dict__, name) for name in ("forward", "original_forward")]
             # modules that a LoRA may replace, and projections that may be fused
             places += [(hook.bound.module._modules, name) for name in site.keys_projections]
@@ -82,18 +82,18 @@ class Surroundings:
                 places.append((vars(hook.bound.module), "fused_projections"))
             if site.path:
                 places += [(block._modules, site.path), (vars(block), "_compiled_call_impl")]
-        with_registry = [*modules]
-        for attention in (attention for hook in self._hooks for attention in hook.attentions):
-            # a processor that is a module can only be replaced by another object once it is removed
-            is_module = "processor" in attention._modules
-            places.append((attention._modules if is_module else vars(attention), "processor"))
+        attentions = [attention for hook in self._hooks for attention in hook.attentions]
+        for attention in attentions:
+            places += [(vars(attention), "processor"), (attention._modules, "processor")]
             places.append((attention._modules, "to_q"))
-            query = attention._modules.get("to_q")
-            with_registry += [attention] if query is None else [attention, query]
-        places += [(vars(module), "_diffusers_hook") for module in with_registry]
-        registries = [vars(module).get("_diffusers_hook") for module in with_registry]
+        queries = [attention._modules.get("to_q") for attention in attentions]
+        with_registry = [vars(module) for module in (*modules, *attentions, *queries) if module is not None]
+        places += [(attributes, "_diffusers_hook") for attributes in with_registry]
+        registries = [attributes.get("_diffusers_hook") for attributes in with_registry]
+        there = [registry for registry in registries if registry is not None]
+        places += [(vars(registry), "hooks") for registry in there]
         self._dicts, self._names = [attributes for attributes, _ in places], [name for _, name in places]
-        self._hook_dicts: list[Sized] = [registry.hooks for registry in registries if registry is not None]
+        self._hook_dicts: list[Sized] = [registry.hooks for registry in there]
         self._hook_dicts += [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
 
     def _snapshot(self) -> list[Any]:

@@ -302,19 +302,18 @@ class SiteHook(ModelHook):
 
     def _unmerged(self, output: Any, span: SpanState) -> Any:
         """The module's output with its image tokens unmerged."""
-        parts = output if isinstance(output, tuple) else (output,)
-        unmerged, tokens, expected = [*parts], span.sequence.shape[1], self.outputs[0] < len(parts)
-        for place, part in enumerate(parts):
-            if expected and place in self.outputs:
-                expected = isinstance(part, Tensor) and part.ndim == 3 and part.shape[1] == tokens
-                unmerged[place] = compile.perform(self, "unmerge", part, span) if expected else None
-        if not expected:
+        parts = list(output) if isinstance(output, tuple) else [output]
+        places = [place for place in self.outputs if place < len(parts)]
+        tokens = span.sequence.shape[1]
+        if not places or not all(_is_sequence(parts[place], tokens) for place in places):
             came = ", ".join(str(list(getattr(part, "shape", [type(part).__name__]))) for part in parts)
             raise UnsupportedModelError(
                 f"{self.bound.name} returned {came}, and {tokens} tokens were expected at place "
                 f"{', '.join(map(str, self.outputs))}"
             )
-        return tuple(unmerged) if isinstance(output, tuple) else unmerged[0]
+        for place in places:
+            parts[place] = compile.perform(self, "unmerge", parts[place], span)
+        return tuple(parts) if isinstance(output, tuple) else parts[0]
 
     # -- actions that are operators in compiled code -------------------------------------------------------
 
@@ -374,6 +373,10 @@ class SiteHook(ModelHook):
         if call is not None and call.layout.finest:  # otherwise nothing is merged in this call
             around = call.layout.around(sequence, whole, call.tasks[self.index].tokens)
             call.block_input = image_tokens(sequence, *around)
+
+
+def _is_sequence(part: Any, tokens: int) -> bool:
+    return isinstance(part, Tensor) and part.ndim == 3 and part.shape[1] == tokens
 
 
 def parameter_names(module: nn.Module) -> list[str]:

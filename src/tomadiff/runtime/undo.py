@@ -30,8 +30,7 @@ class Snapshot:
             else:
                 vars(self._module).pop(name, None)
         if self._registry is not None:
-            self._registry.hooks.clear()  # the same dict, which `Surroundings` watches
-            self._registry.hooks.update(self._hooks)
+            self._registry.hooks = dict(self._hooks)
             self._registry._hook_order, self._registry._fn_refs = [*self._order], [*self._references]
             for reference, forwards in zip(self._references, self._forwards):
                 reference.forward, reference.original_forward = forwards
