@@ -21,7 +21,6 @@ from .capture import check_not_captured
 from .clock import Clock
 from .conflicts import (
     Surroundings,
-    cached,
     check_attention,
     check_checkpointing,
     check_model,
@@ -71,7 +70,7 @@ class Session:
         self.hooks = self.sites  # these, and those that are added for long sequences
         self.long_keys = long_keys(self)
         self.surroundings = Surroundings(model, self.sites)
-        self.tolerance = Tolerance()
+        self.tolerance = Tolerance(self)
         self.made_for = made_for  # model class of the settings file, if it differs from this model's
         self.guard = CallGuard()
         self.generation: Generation | None = None
@@ -91,8 +90,9 @@ class Session:
             if turn.call is None:
                 _compiled_frame(ZERO)
                 output = turn.forecast
-            elif self._is_untried(turn.call):
-                turn, output = self._try_merging(turn, args, kwargs)
+            elif self.tolerance.is_unknown(turn.call):
+                call, output = self.tolerance.find_out(turn.call, args, kwargs)
+                turn = turn._replace(call=call)
             else:
                 output = self.run(turn.call, args, kwargs)
             self._end(turn, output)
@@ -117,39 +117,6 @@ class Session:
                 'blocks of this model; use where="module" beside it'
             )
         return output
-
-    def _is_untried(self, call: ModelCall) -> bool:
-        """Whether tokens are merged because nothing was asked for, and nobody knows what that does here."""
-        return (
-            self.config.merges_as_fallback
-            and any(task.merged for task in call.tasks)
-            and not self.tolerance.known(call.layout)
-            and self._may_call_twice()
-        )
-
-    def _may_call_twice(self) -> bool:
-        """Not where an extra call counts as a step, has to be compiled, or is no part of a generation."""
-        if torch.is_grad_enabled() or self.model.training or self.model.device.type == "meta":
-            return False
-        return not (cached(self.model) or self.compiled or autotune.compiled_blocks(self))
-
-    def _try_merging(self, turn: Turn, args: tuple, kwargs: dict[str, Any]) -> tuple[Turn, Any]:
-        """Run the model merged and dense. The dense output counts if the merged one is too different."""
-        merged, again = turn.call, autotune.copied((args, kwargs))
-        assert merged is not None
-        output = self.run(merged, args, kwargs)
-        where = (merged.step, merged.number, merged.shifted, merged.layout)
-        dense = ModelCall(*where, self.dense_tasks(), merged.plans, merged.times)
-        reference = self.run(dense, *again)
-        self.tolerance.compare(merged.layout, output, reference)
-        if not self.tolerance.refuses(merged.layout):
-            return turn, output
-        merged.plans.clear()
-        warn(
-            f"nothing is done here: {self.counts.why}, and {self.tolerance.told(merged.layout)}, too much to "
-            "merge unasked: take fewer steps instead, or give a ratio"
-        )
-        return turn._replace(call=dense), reference
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Replaces `model.compile`: compiles the model inside this session."""
@@ -344,7 +311,7 @@ class Session:
                 warn(f"nothing is done here: {why}, and tokens can't be merged: {error}")
         elif self.long_keys is not None and generation.schedule.skips:
             found, shifted = self.long_keys.tasks(arguments, generation), False
-        if found and self.config.merges_as_fallback and self.tolerance.refuses(found[0]):
+        if found and self.tolerance.refuses(found[0]):
             found = None
         layout, tasks = found or (Layout(), self.dense_tasks())
         for hook in self.hooks:

@@ -7,13 +7,20 @@ the dense one counts, and nothing is merged at this size from then on.
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from . import autotune
+from .conflicts import cached
 from .layout import Layout
+from .model_call import ModelCall
+
+if TYPE_CHECKING:
+    from .session import Session
 
 # The largest relative error of the merged output that is accepted. In 8 stochastic steps (docs/quality.md),
 # the embedded UNet has 0.2 and is closer merged than in fewer steps; with three quarters merged it has 0.36,
@@ -22,31 +29,63 @@ LIMIT = 0.5
 
 
 class Tolerance:
-    """The errors that merging made in the first call of each size."""
+    """The errors that merging made in the first call of each size of one model."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._errors: dict[Layout, float] = {}
 
-    def known(self, layout: Layout) -> bool:
-        return layout in self._errors
+    def is_unknown(self, call: ModelCall) -> bool:
+        """Whether a call merges because nothing was asked for, at a size of which nothing is known yet."""
+        return (
+            self._session.config.merges_as_fallback
+            and call.layout not in self._errors
+            and any(task.merged for task in call.tasks)
+            and self._may_call_twice()
+        )
+
+    def find_out(self, merged: ModelCall, args: tuple, kwargs: dict[str, Any]) -> tuple[ModelCall, Any]:
+        """Run the model merged and dense; returns the call that counts, and its output."""
+        session, layout = self._session, merged.layout
+        again = autotune.copied((args, kwargs))
+        output = session.run(merged, args, kwargs)
+        if any(tensor.is_meta for tensor in _tensors(output)):
+            return merged, output  # there are no values to compare
+        which = (merged.step, merged.number, merged.shifted, layout)
+        dense = ModelCall(*which, session.dense_tasks(), merged.plans, merged.times)
+        reference = session.run(dense, *again)
+        self._errors[layout] = relative_error(output, reference)
+        if not self.refuses(layout):
+            return merged, output
+        merged.plans.clear()
+        warnings.warn(
+            f"nothing is done here: {session.counts.why}, and {self._told(layout)}, too much to merge "
+            "unasked: take fewer steps instead, or give a ratio",
+            stacklevel=2,
+        )
+        return dense, reference
 
     def refuses(self, layout: Layout) -> bool:
         """Whether merging is known to change the output too much; also if the error is NaN."""
-        return self.known(layout) and not self._errors[layout] <= LIMIT
-
-    def compare(self, layout: Layout, merged: Any, dense: Any) -> None:
-        self._errors[layout] = relative_error(merged, dense)
-
-    def told(self, layout: Layout) -> str:
-        return f"merging changed the model's output by {self._errors[layout]:.0%} in its first call"
+        return layout in self._errors and not self._errors[layout] <= LIMIT
 
     def found(self) -> list[str]:
         """For the report."""
         return [
-            f"{' x '.join(map(str, layout.finest))} tokens: {self.told(layout)}, "
+            f"{' x '.join(map(str, layout.finest))} tokens: {self._told(layout)}, "
             + (f"and more than {LIMIT:.0%} is not accepted" if self.refuses(layout) else "which is accepted")
             for layout in self._errors
         ]
+
+    def _told(self, layout: Layout) -> str:
+        return f"merging changed the model's output by {self._errors[layout]:.0%} in its first call"
+
+    def _may_call_twice(self) -> bool:
+        """Not where one more call would count as a step, or be compiled, or is no part of a generation."""
+        session = self._session
+        if torch.is_grad_enabled() or session.model.training:
+            return False
+        return not (cached(session.model) or session.compiled or autotune.compiled_blocks(session))
 
 
 def relative_error(output: Any, reference: Any) -> float:
