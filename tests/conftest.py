@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # more are processes that import torch again
 
 import fcntl
+import gc
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -71,6 +72,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.name.startswith("test_screenshots")]
     order = {name: number for number, name in enumerate((*LONG, "others", "test_families"))}
     items.sort(key=lambda item: order.get(item.path.stem, order["others"]))
+
+
+def pytest_collection_finish() -> None:
+    """The collector need not look at a million objects of imported modules again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
