@@ -31,7 +31,7 @@ INDUCTOR_CACHE = tempfile.TemporaryDirectory(prefix="tomadiff-inductor-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = INDUCTOR_CACHE.name
 torch.set_num_threads(1)  # whatever the environment says
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: beside other tests, Ray hardly starts
-true_size.ROUNDS = 1  # its block takes a second of one thread, and no test reads the figure
+true_size.ROUNDS, true_size.SIDE = 1, 8  # its block takes seconds at its true size, and no test reads them
 # The same examples in every run, and no folder of them; --hypothesis-profile fuzz looks for others.
 # No deadline: no test may depend on how busy the machine is.
 hypothesis.settings.register_profile("steady", derandomize=True, database=None, deadline=None)

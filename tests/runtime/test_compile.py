@@ -104,7 +104,7 @@ def test_inductor_gives_the_same_result(name: str) -> None:
 @pytest.mark.parametrize("name", ["sd3", "prx"])
 def test_what_happens_at_the_call_of_attention_is_outside_of_compiled_graphs(name: str) -> None:
     """In SD3 that is weighing keys, in PRX merging them; a full graph can't be had, and says why."""
-    model = build(tiny(name))
+    model = build(tiny(name), **SHALLOW.get(name, {}))
     tomadiff.apply(model, ratio=0.5, where="kv", weigh_keys=True)
     expected = run(model, tiny(name))
     torch.testing.assert_close(run(torch.compile(model, backend="eager"), tiny(name)), expected)
