@@ -297,7 +297,7 @@ def test_interrupting_keeps_finished_pictures_and_no_half_ones(tmp_path: Path) -
 
 
 def test_the_demo_writes_its_pictures(tmp_path: Path) -> None:
-    done = tomadiff_command("demo", "--steps", "2", "--prompts", "fox", "--out", "here", folder=tmp_path)
+    done = tomadiff_command("demo", "--steps", "3", "--prompts", "fox", "--out", "here", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     names = {f"{name}{suffix}.png" for name in EMBEDDED for suffix in ("", "-merge-map")}
     assert {path.name for path in (tmp_path / "here").iterdir()} == names
