@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # more are processes that import torch again
 
 import fcntl
+import gc
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ INDUCTOR_CACHE = tempfile.TemporaryDirectory(prefix="tomadiff-inductor-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = INDUCTOR_CACHE.name
 torch.set_num_threads(1)  # whatever the environment says
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: beside other tests, Ray hardly starts
-true_size.ROUNDS = 1  # its block takes a second of one thread, and no test reads the figure
+true_size.ROUNDS, true_size.SIDE = 1, 8  # its block takes seconds at its true size, and no test reads them
 # The same examples in every run, and no folder of them; --hypothesis-profile fuzz looks for others.
 # No deadline: no test may depend on how busy the machine is.
 hypothesis.settings.register_profile("steady", derandomize=True, database=None, deadline=None)
@@ -71,6 +72,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.name.startswith("test_screenshots")]
     order = {name: number for number, name in enumerate((*LONG, "others", "test_families"))}
     items.sort(key=lambda item: order.get(item.path.stem, order["others"]))
+
+
+def pytest_collection_finish() -> None:
+    """The collector need not look at a million objects of imported modules again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -292,7 +292,7 @@ def test_pipelines_draw_the_same_with_kernels(name: str, where: str, monkeypatch
         monkeypatch.setenv("TOMADIFF_KERNELS", used)
         pipe = tomadiff.apply(make(name), ratio=0.5, where=where, region_size=3)
         denoiser(pipe)._tomadiff.keeps_plans = True
-        drawn.append(draw(pipe, steps=3, size=(96, 80), guidance=1.0))
+        drawn.append(draw(pipe, steps=2, size=(80, 64), guidance=1.0))
         plans = denoiser(pipe)._tomadiff.plans.values()
         assert {isinstance(kept.plan, Fused) for kept in plans} == {used == "1"}
     torch.testing.assert_close(*drawn, atol=1e-3, rtol=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -28,5 +29,8 @@ def main(rank: int, folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+if __name__ == "__main__":  # forked after the imports, which take longer than all the rest
+    other = os.fork()
+    main(0 if other else 1, Path(sys.argv[1]))
+    if other:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))

@@ -82,21 +82,29 @@ def test_dense_and_merged_steps_are_one_graph_each_for_all_generations(name: str
 
 @pytest.mark.parametrize("name", SHALLOW)
 def test_inductor_gives_the_same_result(name: str) -> None:
-    """In merged steps; with the Flux also in dense and skipped ones, in the mode that records CUDA graphs."""
+    """In merged steps; with the Flux also in dense and skipped ones, in the mode that records CUDA graphs.
+
+    SD3, whose blocks are like Flux's, is traced and lowered alike, but not to C++: a kernel takes a second.
+    """
     graphed = name == "flux"
-    model = tomadiff.apply(shallow(name), **SETTINGS | ({"interval": 2} if graphed else {"ratio": 0.5}))
+    # a UNet has one more block on its way up than on its way down
+    model = shallow(name, **({"up_block_types": ("UpBlock2D",)} if name == "unet" else {}))
+    tomadiff.apply(model, **SETTINGS | ({"interval": 2} if graphed else {"ratio": 0.5}))
     expected = generated(model, name)
-    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead" if graphed else None)
+    how: dict[str, Any] = {"backend": "aot_eager"} if name == "sd3" else {}
+    compiled = torch.compile(model, fullgraph=True, **{"mode": "reduce-overhead"} if graphed else how)
     # other sums than torch's, and on each CPU others
     assert mostly_alike(generated(compiled, name).transpose(0, 1), expected.transpose(0, 1))
-    assert (tomadiff.report(model).model_calls["forecast"] > 0) == graphed
+    report = tomadiff.report(model)
+    assert any(site.kept < site.tokens for site in report.sites)
+    assert (report.model_calls["forecast"] > 0) == graphed
     assert graphs() == (3 if graphed else 1), "skipped steps have a small one of their own"
 
 
 @pytest.mark.parametrize("name", ["sd3", "prx"])
 def test_what_happens_at_the_call_of_attention_is_outside_of_compiled_graphs(name: str) -> None:
     """In SD3 that is weighing keys, in PRX merging them; a full graph can't be had, and says why."""
-    model = build(tiny(name))
+    model = build(tiny(name), **SHALLOW.get(name, {}))
     tomadiff.apply(model, ratio=0.5, where="kv", weigh_keys=True)
     expected = run(model, tiny(name))
     torch.testing.assert_close(run(torch.compile(model, backend="eager"), tiny(name)), expected)

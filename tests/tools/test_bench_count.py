@@ -21,7 +21,7 @@ from tomadiff.models import family_of
 from tomadiff.runtime.registration import attach, detach, session_of
 from tomadiff.runtime.session import Session
 from tomadiff.tools.bench import models
-from tomadiff.tools.bench.count import Counter, Counts, Cycle, Op, count, patch_for_counting
+from tomadiff.tools.bench.count import _KNOWN, Counter, Counts, Cycle, Op, count, patch_for_counting
 from tomadiff.tools.bench.expect import Generation
 from tomadiff.tools.bench.roofline import DEVICES, Device, cpu_device, fused, seconds, whole_waves
 
@@ -210,6 +210,15 @@ def test_steps_left_out_are_as_if_they_had_run(refreshes: tuple[int, int], shift
             call(step)
         assert Counts(counter.ops) == cycle.steps[step % len(cycle.steps)]
     detach(patch)
+
+
+def test_operations_that_are_known_already_are_counted_alike() -> None:
+    model, call = skeleton("sd1")
+    settings = {"refresh_destinations": 1, "refresh_weights": 1}
+    known = [count(call, patched(model, **settings)) for _ in range(2)][1]
+    _KNOWN.clear()
+    assert count(call, patched(model, **settings)) == known
+    assert _KNOWN
 
 
 def test_steps_that_do_not_run_are_left_out() -> None:

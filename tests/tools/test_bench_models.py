@@ -115,8 +115,9 @@ def test_a_whole_generation_in_half_precision_gives_a_picture() -> None:
     pipe.set_progress_bar_config(disable=True)
     for model in (pipe.transformer, pipe.vae):  # weights and tables of positions
         assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.bfloat16}
-    image = pipe(**arguments(pipe, SIZE), num_inference_steps=1, output_type="pt").images
-    assert image.shape == (1, 3, *SIZE)
+    size = (16, 16)  # on CPUs without bf16, convolutions of the decoder take two minutes for SIZE
+    image = pipe(**arguments(pipe, size), num_inference_steps=1, output_type="pt").images
+    assert image.shape == (1, 3, *size)
     assert image.isfinite().all() and image.std() > 0
 
 

@@ -32,8 +32,8 @@ from tomadiff.tools.generate import draw as draw_request
 from tomadiff.tools.loading import load
 
 SAMPLE = [scene for scene in SCENES if not scene.held_out][::500]
-HELD_OUT = [scene for scene in SCENES if scene.held_out][::150]
-STEPS = 8
+HELD_OUT = [scene for scene in SCENES if scene.held_out][::200]
+STEPS = 5
 # mean PSNR to the dense pictures that merging half of the tokens must keep, on the sample
 KEPT_PSNR = {"emoji-unet": 30.0, "emoji-flux": 28.0}
 

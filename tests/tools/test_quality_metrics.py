@@ -14,6 +14,7 @@ import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,16 @@ def test_fid_of_singular_covariances_is_finite_and_right() -> None:
     assert fid(Statistics(nothing, a), Statistics(nothing, b)) == pytest.approx(expected)
     low = Statistics(nothing, covariance(20, 5, rank=3))
     assert fid(low, low) == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("n", [2, 7, 19])
+def test_fid_of_few_pictures_is_that_of_their_covariances(n: int) -> None:
+    """The number of pictures makes it quick, and a number that is wrong changes nothing."""
+    a, b = (Statistics.of([random(n, 20, seed=i)]) for i in (1, 2))
+    plain = fid(replace(a, n=None), replace(b, n=None))
+    assert fid(a, b) == pytest.approx(plain, rel=1e-6) == pytest.approx(fid(b, a), rel=1e-6)
+    full = Statistics(a.mean, covariance(20, 1), n)
+    assert fid(full, b) == fid(replace(full, n=None), b)
 
 
 def test_fid_of_different_networks_is_refused() -> None:

@@ -102,14 +102,28 @@ class Statistics:
 def fid(a: Statistics, b: Statistics) -> float:
     """Frechet distance of the two Gaussians (Heusel et al. 2017), squared as is usual.
 
-    tr((A B)^1/2) is the sum of the roots of the eigenvalues of A^1/2 B A^1/2, which is symmetric and has no
-    negative ones but by rounding; so singular covariances, of fewer pictures than channels, are no problem.
-    They make FID large, though: compare only numbers of equally many pictures.
+    With A = F F^T, tr((A B)^1/2) is the sum of the roots of the eigenvalues of F^T B F, which is symmetric
+    and has no negative ones but by rounding; so singular covariances, of fewer pictures than channels, are no
+    problem. They make FID large, though: compare only numbers of equally many pictures.
     """
     if a.mean.shape != b.mean.shape:
         raise ValueError(f"FID of {len(a.mean)} channels against {len(b.mean)}: not from the same network")
-    values, vectors = torch.linalg.eigh(a.covariance)
-    root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
-    overlap = torch.linalg.eigvalsh(root @ b.covariance @ root).clamp(min=0).sqrt().sum()
+    factor = _factor(a)
+    overlap = torch.linalg.eigvalsh(factor.T @ b.covariance @ factor).clamp(min=0).sqrt().sum()
     distance = (a.mean - b.mean).square().sum() + a.covariance.trace() + b.covariance.trace() - 2 * overlap
     return max(distance.item(), 0.0)  # equal sets are 0 up to rounding
+
+
+def _factor(statistics: Statistics) -> Tensor:
+    """F [C, R], where F F^T is the covariance; R is C, or n if there are fewer pictures than channels."""
+    covariance, n = statistics.covariance, statistics.n
+    if n is not None and n < len(covariance):
+        # The rank is below n, so n random mixtures of the columns span all of them. Decomposing this small
+        # part takes milliseconds, and the whole many seconds.
+        mixture = torch.randn(len(covariance), n, generator=torch.Generator().manual_seed(0)).double()
+        basis = torch.linalg.qr(covariance @ mixture).Q
+        values, vectors = torch.linalg.eigh(basis.T @ covariance @ basis)
+        if values.sum() >= (1 - 1e-9) * covariance.trace():  # else n, which a file may say, is wrong
+            return basis @ vectors * values.clamp(min=0).sqrt()
+    values, vectors = torch.linalg.eigh(covariance)
+    return vectors * values.clamp(min=0).sqrt()
