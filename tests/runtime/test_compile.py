@@ -81,10 +81,10 @@ def test_dense_and_merged_steps_are_one_graph_each_for_all_generations(name: str
 
 
 @pytest.mark.parametrize("name", SHALLOW)
-def test_inductor_gives_the_same_result(name: str) -> None:
+def test_a_compiled_model_gives_the_same_result(name: str) -> None:
     """In merged steps; with the Flux also in dense and skipped ones, in the mode that records CUDA graphs.
 
-    SD3, whose blocks are like Flux's, is traced and lowered alike, but not to C++: a kernel takes a second.
+    By inductor; SD3, whose blocks are like Flux's, is lowered alike but not to C++: a kernel takes a second.
     """
     graphed = name == "flux"
     # a UNet has one more block on its way up than on its way down

@@ -238,12 +238,12 @@ def test_unets_take_latents_that_neither_tiles_nor_levels_divide() -> None:
 # -- one generation after the other ------------------------------------------------------------------------
 
 GENERATIONS: list[dict[str, Any]] = [
-    {"size": (64, 64), "steps": 3},
-    {"size": (48, 80), "steps": 2},
-    {"size": (48, 80), "steps": 2, "seeds": (3, 4)},
-    {"size": (64, 64), "steps": 4, "guidance": 1.0},
-    {"size": (64, 64), "steps": 1},
-    {"size": (64, 64), "steps": 1, "seeds": (7,)},
+    {"size": (128, 128), "steps": 3},
+    {"size": (96, 160), "steps": 2},
+    {"size": (96, 160), "steps": 2, "seeds": (3, 4)},
+    {"size": (128, 128), "steps": 4, "guidance": 1.0},
+    {"size": (128, 128), "steps": 1},
+    {"size": (128, 128), "steps": 1, "seeds": (7,)},
 ]
 
 
