@@ -77,7 +77,8 @@ def test_on_a_cpu_kernels_and_waiting_are_left_out_with_the_reason() -> None:
 def test_a_picture_that_is_too_far_away_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "EMBEDDED", ["emoji-flux"])
     monkeypatch.setattr(pictures, "REQUEST", pictures.Request("pizza", steps=6))
-    monkeypatch.setattr(pictures, "MODES", {"merged": ({"ratio": 0.5}, 5.0), "forecast": ({}, 1000.0)})
+    modes = {"merged": ({"ratio": 0.5}, 5.0), "forecast": ({"interval": 2}, 1000.0)}
+    monkeypatch.setattr(pictures, "MODES", modes)
     found = list(pictures.pictures_are_close(CPU))
     assert [finding.good for finding in found] == [True, False]
     assert "expected are at least 1000" in found[1].words

@@ -37,8 +37,11 @@ class Tolerance:
 
     def is_unknown(self, call: ModelCall) -> bool:
         """Whether a call merges because nothing was asked for, at a size of which nothing is known yet."""
+        session = self._session
         return (
-            self._session.config.merges_as_fallback
+            session.config.merges_as_fallback
+            and session.generation is not None
+            and session.generation.schedule.merges  # else only keys of long sequences are merged
             and call.layout not in self._errors
             and any(task.merged for task in call.tasks)
             and self._may_call_twice()
