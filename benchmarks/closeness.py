@@ -39,7 +39,7 @@ UNET = [f"deepcache:interval={every}" for every in (2, 3, 5)]
 MERGED = [f"tomadiff:ratio={ratio}" for ratio in (0.25, 0.5, 0.75)]
 # plans kept for longer and plain unmerging, as in the paper; and closer at the price of more planning
 MERGED += ["tomadiff:ratio=0.5,refresh_weights=6,unmerge=transpose"]
-MERGED += ["tomadiff:ratio=0.5,dense_blocks=2"]
+MERGED += ["tomadiff:ratio=0.5,dense_blocks=2", "tomadiff:ratio=0.5,region_size=16"]
 MERGED += ["tomadiff:ratio=0.5,refresh_destinations=1,shift=True,weigh_keys=True"]
 MERGED += [f"tomadiff:ratio={ratio},where=kv,weigh_keys=True" for ratio in (0.5, 0.75)]
 

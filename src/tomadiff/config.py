@@ -68,9 +68,8 @@ class Config:
     preset: a variant as its paper has it: "toma", "toma_once", "toma_tile" or "toma_stripe". Other settings
         go on top.
     regions ("tile"): merge within "tile"s, within "stripe"s of the sequence, or "global"ly.
-    region_size (8; 16 in UNets with unmerge="regression"): tokens on a tile's side; a stripe is as long as a
-        tile has tokens. In video, a tile lies within a frame; give one size for each axis, as in (4, 4, 4),
-        for boxes over time, height and width.
+    region_size (8): tokens on a tile's side; a stripe is as long as a tile has tokens. In video, a tile lies
+        within a frame; give one size for each axis, as in (4, 4, 4), for boxes over time, height and width.
     assign ("region"): a token goes to destinations of its own "region", or "global"ly to any.
     where ("span"): merge around each "block", around each "module" in it, once around a "span" of
         consecutive blocks, or only the keys and values of self-attention ("kv"). In a model without blocks
@@ -169,10 +168,7 @@ class Config:
         if "modules" not in given and settings["where"] != "module":
             settings["modules"] = MODULES  # a block or a span has all of them
         adjusted = method.dependent_defaults(settings)
-        settings |= {name: value for name, value in adjusted.items() if name not in given}
-        if family and (settings["regions"], settings["unmerge"]) == ("tile", "regression"):
-            settings["region_size"] = given.get("region_size", family.regression_tile)
-        return settings
+        return settings | {name: value for name, value in adjusted.items() if name not in given}
 
     def _of_preset(self, family: Family | None) -> dict[str, Any]:
         if self.preset is None:

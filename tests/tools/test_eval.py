@@ -560,10 +560,10 @@ def test_another_default_does_not_get_mixed_in(
 ) -> None:
     """The method is called the same, but it is not."""
     assert evaluate(tmp_path, "--metrics", "psnr") == 0
-    monkeypatch.setitem(METHODS["toma"].defaults, "dense_blocks", 2)
+    monkeypatch.setitem(METHODS["toma"].defaults, "region_size", 4)
     assert evaluate(tmp_path, "--metrics", "psnr", "--resume") == 2
     assert (
-        "tomadiff at 0.5, tomadiff, dense_blocks was 1, is 2; take another folder" in capsys.readouterr().err
+        "tomadiff at 0.5, tomadiff, region_size was 8, is 4; take another folder" in capsys.readouterr().err
     )
 
 

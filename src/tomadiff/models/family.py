@@ -116,8 +116,6 @@ class Family:
     pipelines: tuple[str, ...] = ()  # pipelines that it is tested with, besides its own forward
     # number of steps for which the paper's presets keep destinations and weights
     paper_reuse: tuple[int, int] = (1, 1)
-    # default of region_size, where unmerging is regression: a larger tile has more tokens to predict from
-    regression_tile: int = 8
     time: str | None = "timestep"  # the model's argument with the timestep; None if it has none
     ascending: bool = False  # timesteps grow from noise to image; in most models they fall
 

@@ -45,6 +45,5 @@ FAMILY = Family(
     level=level,
     parts=("down_blocks", "mid_block", "up_blocks"),
     paper_reuse=(10, 5),
-    regression_tile=16,
     pipelines=("StableDiffusionPipeline", "StableDiffusionXLPipeline"),
 )
