@@ -93,7 +93,7 @@ def dependent_defaults(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Regression solves a system as large as a region keeps tokens: too large for a region as large as the
     image. And keys and values are never unmerged. With weights made in every step, destinations that are
-    older than three steps cost 2 dB where fresh noise comes in.
+    kept for six steps instead of three cost 0.7 dB where fresh noise comes in.
     """
     if "global" in (settings["regions"], settings["assign"]) or settings["where"] == "kv":
         return {"unmerge": "transpose", "refresh_weights": 6}
