@@ -304,6 +304,8 @@ class Session:
         if self.sites and generation.schedule.merges and family and not family.reads(arguments):
             try:
                 found = self._layout_and_tasks(family, arguments, generation)
+                if self.tolerance.refuses(found[0]):
+                    found = None
             except ConfigError as error:
                 if not self.config.merges_as_fallback:  # merging was requested
                     raise
@@ -311,8 +313,6 @@ class Session:
                 warn(f"nothing is done here: {why}, and tokens can't be merged: {error}")
         elif self.long_keys is not None and generation.schedule.skips:
             found, shifted = self.long_keys.tasks(arguments, generation), False
-        if found and self.tolerance.refuses(found[0]):
-            found = None
         layout, tasks = found or (Layout(), self.dense_tasks())
         for hook in self.hooks:
             hook.ran = False
