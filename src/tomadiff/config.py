@@ -52,8 +52,8 @@ class Config:
     and the number of steps. `interval` alone merges nothing, `ratio` alone runs every step. Any other setting
     that is not given, or None, is the preset's or the method's own; the values below are ToMA's.
 
-    interval: the model runs in the first two steps, then in every N-th step, and in the last one; in the
-        others its output is forecast. 1 runs every step. Or a list of the steps that run, counted from 0.
+    interval: the model runs in the first two steps, then in every N-th step, and in the last one or two; in
+        the others its output is forecast. 1 runs every step. Or a list of the steps that run, counted from 0.
         "auto" chooses by sampler and number of steps; where no forecast would be close enough, every step
         runs, and does so on merged tokens unless a ratio was given.
     ratio (0.5): share of tokens removed, 0 <= ratio < 1. Or a mapping, by kind of site ({"self": 0.5,

@@ -3,7 +3,7 @@
 A step that doesn't run gets a forecast, which is a weighted sum of earlier outputs. So the errors of all
 forecasts follow from the dot products of the outputs, a small matrix, and the steps with the smallest errors
 from dynamic programming. That adds up errors as if all of them hurt. Errors may also cancel out in the
-latents: so steps at equal distances are moved, one at a time, as long as less of their sum is left. Which of
+latents: so the usual steps are moved, one at a time, as long as less of their sum is left. Which of
 the two is closer depends on the model, and only pictures tell.
 """
 
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from tomadiff.runtime.forecast import Point, extrapolation
 from tomadiff.runtime.sampling import TWO_CALLS, sampling_of
-from tomadiff.runtime.schedule import Schedule
+from tomadiff.runtime.schedule import running_steps
 
 FARTHEST = 12  # most steps from one that runs to the next; longer gaps are too risky, and slow to search
 SHARES = (0.5, 0.42, 1 / 3, 0.25)  # shares of steps that run, for each of which a list is computed
 MAX_STEPS = 64  # the search takes seconds up to here, and grows with the fourth power
-INTERVALS = (2, 3, 4)  # the search also starts from steps at these equal distances
+INTERVALS = (2, 3, 4)  # the search also starts from the steps of these intervals
 Dots = np.ndarray  # [steps, steps]: dot products of outputs, in fp64, since errors are small differences
 Path = tuple[float, list[int]]  # the error of the forecasts, and the steps that run
 
@@ -45,10 +45,9 @@ def placements(model: nn.Module, scheduler: Any, draws: Sequence[Callable[[], An
         return []
     found = place(dots, sizes, [round(share * steps) for share in SHARES])
     for interval in INTERVALS:
-        schedule = Schedule(steps, interval)
-        equal = [step for step in range(steps) if schedule.runs(step)]
-        if 3 < len(equal) < steps:
-            found.append(exchange(dots, sizes, equal))
+        usual = running_steps(steps, interval, sampling.solver)
+        if 3 < len(usual) < steps:
+            found.append(exchange(dots, sizes, usual))
     return [list(each) for each in dict.fromkeys(map(tuple, found))]
 
 

@@ -52,7 +52,7 @@ def _measure() -> tuple[list[float], list[float]]:
     sites = tomadiff.Sites("blocks", grid=(SIDE, SIDE), time=None)
 
     def seconds() -> float:
-        model(tokens, text)  # warms up; if merged, chooses the destinations, which is done every six steps
+        model(tokens, text)  # warms up; if merged, chooses the destinations, which is done every three steps
         start = time.perf_counter()
         model(tokens, text)
         return time.perf_counter() - start
