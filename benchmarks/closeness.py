@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tomadiff.runtime.schedule import ending_in_two, even_steps
 from tomadiff.tools.demo.embedded import EMBEDDED, load_embedded
 from tomadiff.tools.demo.prompts import PROMPTS
 from tomadiff.tools.denoiser_flops import counted
@@ -65,7 +64,7 @@ TABLES = {  # beside the usual one, of methods for deterministic sampling
     "few": "methods for few steps and stochastic sampling",
     "merging": "merging methods, and settings of ours",
     "keys": "methods that merge keys and values",
-    "placement": "steps that run at even gaps, and with the last two among them",
+    "placement": "steps that run, counted back from the last two, or from the first two on",
 }
 
 
@@ -78,13 +77,12 @@ def contenders(model: str, steps: int, table: str | None) -> list[tuple[str, flo
     if table == "keys":
         return [(method, 0.0) for method in MERGED_KEYS]
     if table == "placement":
-        even = [even_steps(steps, every) for every in (2, 3, 4)]
-        lists = [each for pair in zip(even, map(ending_in_two, even)) for each in pair]
-        return [(f"tomadiff:interval={each}", 0.0) for each in lists]
+        forward = [sorted({0, 1, steps - 1, *range(1, steps, every)}) for every in (2, 3, 4)]
+        return [(f"tomadiff:interval={running}", 0.0) for each in zip((2, 3, 4), forward) for running in each]
     if table == "few":
         rivals = [f"steps:{count}" for count in {max(steps // 2, 1), steps * 5 // 8}]
         return [(method, 0.0) for method in ("auto", "tomadiff:interval=2", *MERGED, *rivals)]
-    runs = [len(even_steps(steps, every)) for every in (2, 3, 4)]
+    runs = [len({0, 1, steps - 1, *range(1, steps, every)}) for every in (2, 3, 4)]
     rivals = [f"steps:{count}" for count in runs] + [f"steps:{runs[1]},solver=dpm++"]
     rivals += FLUX if model == "emoji-flux" else UNET
     return [(method, 0.0) for method in (*OURS, *rivals, "tomadiff:ratio=0.5")]

@@ -1,4 +1,4 @@
-"""Which steps run: the first two, the last, and as many between them as the interval says."""
+"""Which steps run: the first, the last two, and every so many before them."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tomadiff.runtime.sampling import FIRST_ORDER, MULTISTEP
-from tomadiff.runtime.schedule import Schedule, running_steps
+from tomadiff.runtime.schedule import FROM_MIDWAY, FROM_NOISE, Schedule
 
 
-@given(st.integers(1, 300), st.integers(2, 40), st.sampled_from([FIRST_ORDER, MULTISTEP]))
-def test_as_many_steps_run_as_at_even_gaps_and_the_ends_are_among_them(
-    steps: int, interval: int, solver: str
-) -> None:
-    running = running_steps(steps, interval, solver)
-    even = {*range(min(2, steps)), *range(1, steps, interval), steps - 1}
-    assert running == sorted(set(running)) and len(running) == len(even)
-    assert {*range(min(2, steps)), steps - 1} <= set(running)
-    widest = max((after - before for before, after in pairwise(running)), default=1)
-    assert widest <= interval + 1 or len(running) < interval
+def running(steps: int, interval: int, warm_up: int = FROM_NOISE) -> list[int]:
+    schedule = Schedule(steps, interval, warm_up=warm_up)
+    return [step for step in range(steps) if schedule.runs(step)]
 
 
 @pytest.mark.parametrize(
-    ("steps", "interval", "running"),
+    ("steps", "interval", "expected"),
     [
-        (10, 3, [0, 1, 4, 7, 9]),
-        (16, 2, [0, 1, 3, 5, 7, 9, 11, 13, 15]),  # too few for wider gaps
-        (20, 2, [0, 1, 3, 5, 7, 9, 12, 14, 16, 18, 19]),
-        (24, 2, [0, 1, 3, 5, 7, 9, 11, 14, 16, 18, 20, 22, 23]),
-        (28, 3, [0, 1, 4, 7, 10, 13, 16, 19, 22, 25, 27]),  # the last gap is short as it is
-        (50, 3, [0, 1, 4, 7, 10, 13, 16, 19, 22, 26, 30, 33, 36, 39, 42, 45, 48, 49]),
+        (10, 3, [0, 2, 5, 8, 9]),
+        (24, 2, [*range(0, 24, 2), 23]),
+        (25, 2, [0, *range(1, 25, 2), 24]),
+        (24, 3, [0, *range(1, 24, 3), 23]),
+        (50, 3, [*range(0, 50, 3), 49]),
+        (6, 1, [0, 1, 2, 3, 4, 5]),
+        (1, 4, [0]),
+        (2, 4, [0, 1]),
     ],
 )
-def test_the_last_two_run_where_many_do(steps: int, interval: int, running: list[int]) -> None:
-    assert running_steps(steps, interval) == running
+def test_steps_are_counted_back_from_the_last_two(steps: int, interval: int, expected: list[int]) -> None:
+    assert running(steps, interval) == expected
 
 
-def test_multistep_solvers_have_even_gaps() -> None:
-    assert running_steps(24, 2, MULTISTEP) == [0, *range(1, 24, 2)]
+@given(st.integers(3, 300), st.integers(2, 40))
+def test_the_first_and_the_last_two_run_and_no_gap_is_wider_than_the_interval(
+    steps: int, interval: int
+) -> None:
+    ran = running(steps, interval)
+    assert ran[0] == 0 and ran[-2:] == [steps - 2, steps - 1]
+    assert max(after - before for before, after in pairwise(ran)) <= interval
+    assert running(steps, interval, FROM_MIDWAY) == sorted({1, *ran})
 
 
 def test_nobody_knows_the_last_step_of_a_bare_model() -> None:
@@ -50,5 +50,5 @@ def test_nobody_knows_the_last_step_of_a_bare_model() -> None:
 
 def test_steps_beyond_the_last_run() -> None:
     """A pipeline may call its model once more than its scheduler says."""
-    schedule = Schedule(10, 3, frozenset(running_steps(10, 3)))
+    schedule = Schedule(10, 3)
     assert schedule.runs(10) and schedule.runs(11)

@@ -17,7 +17,7 @@ from diffusers import (
     StableDiffusionPanoramaPipeline,
     StableDiffusionPipeline,
 )
-from pipelines import draw, make, text
+from pipelines import denoiser, draw, make, text
 from tiny import build, tiny
 from tiny import draw as draw_case
 
@@ -49,6 +49,24 @@ def test_the_last_steps_stay_dense_where_the_first_are_left_out(scheduler: Sched
     tomadiff.apply(pipe, ratio=[(0, 0.5), (0.6, 0)])
     pipe(image=torch.zeros(1, 4, 16, 16), strength=0.5, num_inference_steps=10, **PROMPT)
     assert calls(pipe) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    "scheduler", [EulerDiscreteScheduler(), DDIMScheduler()], ids=lambda s: type(s).__name__
+)
+def test_a_generation_that_begins_midway_runs_its_first_two_steps(scheduler: SchedulerMixin) -> None:
+    """Only from pure noise is the second output nearly the first."""
+    pipe = remade(make("sd1"), StableDiffusionImg2ImgPipeline)
+    pipe.scheduler = scheduler
+    tomadiff.apply(pipe, interval=2)
+    ran: list[int] = []
+    clock = denoiser(pipe)._tomadiff.clock
+    denoiser(pipe).register_forward_pre_hook(lambda *_: ran.append(clock.step))
+    image = torch.zeros(1, 4, 16, 16)
+    for strength, steps in ((0.5, [0, 1, 2, 4, 6, 7]), (1.0, [*range(0, 16, 2), 15])):
+        pipe(image=image, strength=strength, num_inference_steps=16, **PROMPT)
+        assert ran == steps
+        ran.clear()
 
 
 def test_the_last_steps_stay_dense_where_a_refiner_does_the_rest() -> None:

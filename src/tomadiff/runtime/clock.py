@@ -76,7 +76,7 @@ class Clock:
         """The number of steps that this generation has from here on; None without a scheduler."""
         if getattr(self.scheduler, "timesteps", None) is None:
             return None
-        steps = len(self.scheduler.timesteps) - self._skipped()
+        steps = len(self.scheduler.timesteps) - self.skipped()
         # A base model may leave the last steps to a refiner (`denoising_end`), and some tables have a final
         # timestep that is not a step. In other cases `num_timesteps` is not reliable: it may still be the
         # number from an earlier generation.
@@ -84,7 +84,7 @@ class Clock:
         ends = getattr(self._pipeline(), "denoising_end", None) is not None
         return min(steps, counted) if ends or counted == steps - 1 else steps
 
-    def _skipped(self) -> int:
+    def skipped(self) -> int:
         """Earlier entries of the table: steps that image-to-image skips, or that another model has done."""
         scheduler, table = self.scheduler, self.scheduler.timesteps
         if self._time and self._time.source == table.untyped_storage().data_ptr():

@@ -56,8 +56,8 @@ class History:
 
     @property
     def ready(self) -> bool:
-        """Whether there are at least two points: one alone could only be repeated."""
-        return len(self._points) >= 2
+        """Whether there are two points, or that of the first step, which may be repeated."""
+        return len(self._points) >= 2 or any(point.step == 0 for point in self._points)
 
     def add(self, step: int, output: Any) -> None:
         point = Point.of(step, output)
@@ -81,12 +81,15 @@ class History:
 
 
 def extrapolation(steps: list[int], step: int) -> list[float]:
-    """The weights with which outputs at two or three `steps` add up to the forecast at a later `step`.
+    """The weights with which outputs at up to three `steps` add up to the forecast at a later `step`.
 
-    With two points, the forecast is on the line through them. With three, it goes part of the way from the
-    line through the last two to the parabola through all: `PARABOLA`, or less if it reaches farther than the
-    points' spacing, since extrapolating a parabola far beyond closely spaced points does harm.
+    A single point is repeated. With two, the forecast is on the line through them. With three, it goes part
+    of the way from the line through the last two to the parabola through all: `PARABOLA`, or less if it
+    reaches farther than the points' spacing, since extrapolating a parabola far beyond closely spaced points
+    does harm.
     """
+    if len(steps) == 1:
+        return [1.0]
     before, last = steps[-2:]
     reach = (step - last) / (last - before)
     line = [-reach, 1 + reach]

@@ -33,10 +33,12 @@ class Generation:
         family: Family | None,
         scheduler: Any,
         steps: int | None,
+        warm_up: int,
         obstacle: str | None,
         refreshes: dict[str, int],
     ) -> None:
-        self._config, self._scheduler, self._steps, self._obstacle = config, scheduler, steps, obstacle
+        self._config, self._scheduler, self._obstacle = config, scheduler, obstacle
+        self._steps, self._warm_up = steps, warm_up
         self._model, self._family = model, family
         self._watch: FirstStepWatch | None = None
         if config.interval != 1 and scheduler is not None:
@@ -103,4 +105,4 @@ class Generation:
 
     def _plan(self, step_arguments: dict[str, Any]) -> tuple[Sampling, Schedule]:
         sampling = sampling_of(self._scheduler, step_arguments)
-        return sampling, make_schedule(self._config, self._steps, sampling, self._obstacle)
+        return sampling, make_schedule(self._config, self._steps, self._warm_up, sampling, self._obstacle)

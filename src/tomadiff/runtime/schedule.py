@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any
 
 from tomadiff.config import Ratio, ResolvedConfig
 from tomadiff.errors import ConfigError
 
-from .sampling import FIRST_ORDER, MULTISTEP, TWO_CALLS, Sampling
+from .sampling import MULTISTEP, TWO_CALLS, Sampling
 
-WARM_UP = 2  # number of first steps that always run: a forecast needs two outputs
-MANY = 11  # steps that run: a wider gap between fewer of them does more harm than the last two do good
+# The first steps always run. From pure noise one is enough: the next output is nearly the same. A generation
+# that begins midway (image to image, a refiner), or perhaps does (a bare model), needs two outputs.
+FROM_NOISE, FROM_MIDWAY = 1, 2
 # for interval="auto": (least number of steps, interval)
 FIRST_ORDER_INTERVALS = ((8, 2), (40, 3))
 MULTISTEP_INTERVALS = ((20, 2), (40, 3))  # multistep solvers extrapolate themselves, so forecasts gain less
@@ -46,71 +46,50 @@ class Schedule:
 
     steps: int | None = None  # how many there are, if known
     interval: int = 1
-    running: frozenset[int] | None = None  # the steps that run; None if nobody knows how many there are
+    listed: frozenset[int] | None = None  # the steps that run, if the user listed them
+    warm_up: int = FROM_MIDWAY  # number of first steps that run
     merges: bool = True  # tokens are merged in the steps that run
     ratios: RatioSchedule = RatioSchedule()
     why: str = ""  # the reason for this interval
 
     def runs(self, step: int) -> bool:
-        """Whether the model runs; if not, its output is forecast."""
-        if self.running is not None:
-            return step in self.running or (self.steps is not None and step >= self.steps)
-        return step < WARM_UP or (step - WARM_UP + 1) % self.interval == 0
+        """Whether the model runs; if not, its output is forecast.
+
+        The last two steps run, and every `interval`-th counted back from them: errors of early steps are
+        mended by those that follow, errors of the last stay in the picture.
+        """
+        if self.listed is not None:
+            return step in self.listed
+        if self.steps is None:
+            return step < self.warm_up or (step - self.warm_up + 1) % self.interval == 0
+        following = self.steps - 1 - step
+        return step < self.warm_up or following < 2 or (following - 1) % self.interval == 0
 
     @property
     def skips(self) -> bool:
-        return self.interval > 1 or self.running is not None
-
-
-def running_steps(steps: int, interval: int, solver: str = FIRST_ORDER) -> list[int]:
-    """The steps that run: the first two, every `interval`-th after them, and the last.
-
-    Errors of early steps are mended by those that follow, errors of the last stay in the picture. So if the
-    gap before the last step would be a whole one, the last two run. A multistep solver, which extrapolates
-    itself, has even gaps.
-    """
-    even = even_steps(steps, interval)
-    whole = even[-2:] == [steps - 1 - interval, steps - 1]
-    return even if solver == MULTISTEP or len(even) < MANY or not whole else ending_in_two(even)
-
-
-def even_steps(steps: int, interval: int) -> list[int]:
-    """The first two steps, every `interval`-th after them, and the last."""
-    return sorted({*range(min(WARM_UP, steps)), *range(WARM_UP - 1, steps, interval), steps - 1})
-
-
-def ending_in_two(steps: list[int]) -> list[int]:
-    """As many steps, with the last two among them: in return, gaps in the middle are wider by a step."""
-    start = steps[: WARM_UP - 1]
-    gaps = [after - before for before, after in pairwise(steps[len(start) :])]
-    spare, gaps[-1] = gaps[-1] - 1, 1
-    middle = (len(gaps) - spare) // 2
-    for place in range(middle, middle + spare):
-        gaps[place % (len(gaps) - 1)] += 1
-    return [*start, *accumulate(gaps, initial=steps[len(start)])]
+        return self.interval > 1 or self.listed is not None
 
 
 def make_schedule(
-    config: ResolvedConfig, steps: int | None, sampling: Sampling, obstacle: str | None
+    config: ResolvedConfig, steps: int | None, warm_up: int, sampling: Sampling, obstacle: str | None
 ) -> Schedule:
     """The schedule of a generation with this many steps; None if their number is unknown.
 
-    obstacle: why no step may be skipped, whatever the settings say.
+    warm_up: FROM_NOISE or FROM_MIDWAY. obstacle: why no step may be skipped, whatever the settings say.
     """
     interval, why = _interval(config, steps, sampling, obstacle)
-    running = None
+    listed = None
     if isinstance(interval, tuple):
         if steps is not None and interval[-1] != steps - 1:
             raise ConfigError(
                 f"interval={list(interval)} ends with step {interval[-1]}, and this generation with step "
                 f"{steps - 1}, which should run: list the steps for {steps}, or give a number"
             )
-        running, interval = frozenset(interval), 1
-    elif interval > 1 and steps is not None:
-        running = frozenset(running_steps(steps, interval, sampling.solver))
+        listed = frozenset(interval)
+        interval = 1
     ratios = RatioSchedule(tuple((_start(start, steps), ratio) for start, ratio in config.ranges()))
-    merges = not config.merges_as_fallback or running is None
-    return Schedule(steps, interval, running, merges, ratios, why)
+    merges = not config.merges_as_fallback or (interval == 1 and listed is None)
+    return Schedule(steps, interval, listed, warm_up, merges, ratios, why)
 
 
 def _interval(

@@ -33,7 +33,7 @@ from .layout import Layout
 from .long_keys import long_keys
 from .model_call import DENSE, ModelCall, SiteTask
 from .plan_cache import PlanCache
-from .schedule import RatioSchedule
+from .schedule import FROM_MIDWAY, FROM_NOISE, RatioSchedule
 from .sites import find
 from .timing import Times
 from .tolerance import Tolerance
@@ -248,12 +248,14 @@ class Session:
     def _new_generation(self) -> Generation:
         if self.generation is not None:
             self.generation.end()
+        steps = None if torch.is_grad_enabled() else self.clock.steps()
         generation = Generation(
             self.config,
             self.model,
             self.family,
             self.clock.scheduler,
-            None if torch.is_grad_enabled() else self.clock.steps(),
+            steps,
+            FROM_NOISE if steps is not None and not self.clock.skipped() else FROM_MIDWAY,
             self._obstacle(),
             self.counts.refreshes,
         )

@@ -3,8 +3,8 @@
 A step that doesn't run gets a forecast, which is a weighted sum of earlier outputs. So the errors of all
 forecasts follow from the dot products of the outputs, a small matrix, and the steps with the smallest errors
 from dynamic programming. That adds up errors as if all of them hurt. Errors may also cancel out in the
-latents: so the usual steps are moved, one at a time, as long as less of their sum is left. Which of
-the two is closer depends on the model, and only pictures tell.
+latents: so the usual steps are moved, one at a time, as long as less of their sum is left. Which of the two
+is closer depends on the model, and only pictures tell.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tomadiff.runtime.forecast import Point, extrapolation
 from tomadiff.runtime.sampling import TWO_CALLS, sampling_of
-from tomadiff.runtime.schedule import running_steps
+from tomadiff.runtime.schedule import FROM_NOISE, Schedule
 
 FARTHEST = 12  # most steps from one that runs to the next; longer gaps are too risky, and slow to search
 SHARES = (0.5, 0.42, 1 / 3, 0.25)  # shares of steps that run, for each of which a list is computed
@@ -45,7 +45,8 @@ def placements(model: nn.Module, scheduler: Any, draws: Sequence[Callable[[], An
         return []
     found = place(dots, sizes, [round(share * steps) for share in SHARES])
     for interval in INTERVALS:
-        usual = running_steps(steps, interval, sampling.solver)
+        schedule = Schedule(steps, interval, warm_up=FROM_NOISE)
+        usual = [step for step in range(steps) if schedule.runs(step)]
         if 3 < len(usual) < steps:
             found.append(exchange(dots, sizes, usual))
     return [list(each) for each in dict.fromkeys(map(tuple, found))]

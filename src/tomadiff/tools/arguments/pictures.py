@@ -73,7 +73,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser, output: str) -> None:
         "--interval",
         type=literal,
         help="run the model in every N-th step, and forecast its output in the others; or a list of the "
-        "steps that run, as in '[0, 1, 4, 7]'; or auto (default: auto, or 1 with --ratio)",
+        "steps that run, as in '[0, 2, 5, 6]'; or auto (default: auto, or 1 with --ratio)",
     )
     settings.add_argument(
         "--ratio",
