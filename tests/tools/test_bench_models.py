@@ -104,12 +104,14 @@ def test_what_has_one_layer_a_block_has_no_depth(name: str) -> None:
 
 def test_a_shallow_model_of_true_width_gives_finite_numbers() -> None:
     torch.manual_seed(0)
-    pipe = build("sdxl", 0.01)
+    pipe = build("sana", 0.01)
     output = capture(pipe, arguments(pipe, SIZE, guidance=1.0))(0)[0]
     assert pipe.vae is None and output.isfinite().all() and output.std() > 0
 
 
-def test_a_whole_generation_in_half_precision_gives_a_picture() -> None:
+def test_a_whole_generation_in_half_precision_gives_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    # the table of positions takes longer to make than all weights
+    monkeypatch.setitem(ARCHITECTURES["sd35-medium"].config, "pos_embed_max_size", 32)
     torch.manual_seed(0)
     pipe = build("sd35-medium", 0.01, torch.bfloat16, decoder=True)
     pipe.set_progress_bar_config(disable=True)
