@@ -11,7 +11,7 @@ from diffusers import DiffusionPipeline
 from tomadiff.models import Family, family_of
 from tomadiff.runtime.registration import denoiser
 from tomadiff.runtime.sampling import sampling_of
-from tomadiff.runtime.schedule import make_schedule
+from tomadiff.runtime.schedule import FROM_NOISE, make_schedule
 from tomadiff.tools.method_spec import (
     AUTO,
     DENSE,
@@ -103,7 +103,7 @@ def generations(
         name, step = parse(method)[0], counted.get((method, ratio))
         if name in METHODS or name == AUTO:
             config = configuration(method, ratio, family := family_of(denoiser(pipe)[0])).resolve(family)
-            schedule = make_schedule(config, steps, sampling_of(pipe.scheduler), None)
+            schedule = make_schedule(config, steps, FROM_NOISE, sampling_of(pipe.scheduler), None)
             run = sum(map(schedule.runs, range(steps)))
             if len(config.ranges()) > 1 or (config.merges and schedule.merges and step is None):
                 continue  # steps differ, or could not be counted
