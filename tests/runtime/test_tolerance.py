@@ -107,6 +107,19 @@ def test_beside_a_cache_nothing_is_tried_since_it_would_count_the_call_as_a_step
     assert calls_in(pipe) == calls
 
 
+@pytest.mark.parametrize("how", ["compile", "torch.compile", "compile_repeated_blocks"])
+def test_a_compiled_model_is_not_tried_since_it_would_be_compiled_twice(how: str) -> None:
+    pipe = make("flux")
+    calls = calls_in(pipe)
+    tomadiff.apply(pipe)
+    if how == "torch.compile":
+        pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+    else:
+        getattr(pipe.transformer, how)(backend="eager")
+    assert calls_in(pipe) == calls
+    assert "in its first call" not in str(tomadiff.report(pipe))
+
+
 def test_the_error_is_the_deviation_over_that_of_the_dense_output() -> None:
     reference = torch.randn(2, 5) + 7
     wrong = reference + 0.1 * torch.randn(2, 5)

@@ -112,7 +112,7 @@ def decide(session: Session, arguments: dict[str, Any], layout: Layout, cut: boo
         *precision,
         device,
         told,
-        compiled_blocks(session),
+        session.has_compiled_blocks,
     )
     if situation not in session.answers:
         about = _about(session, session.sites, session.config, layout, told, shapes, precision, device)
@@ -131,11 +131,6 @@ def record_of(
 
 def group_of(hook: SiteHook) -> Group:
     return hook.site.kind, hook.bound.level
-
-
-def compiled_blocks(session: Session) -> bool:
-    """Whether blocks are compiled one by one."""
-    return any(hook.compiler.settings is not None for hook in session.sites)
 
 
 def input_of(
@@ -189,7 +184,7 @@ def _about(
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "kernels": os.environ.get("TOMADIFF_KERNELS", "auto"),
         "cut": cut,
-        "compiled": compiled_blocks(session),
+        "compiled": session.has_compiled_blocks,
         "settings": config.to_dict(),
         "versions": versions(),
     }

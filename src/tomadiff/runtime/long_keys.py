@@ -154,7 +154,7 @@ class LongKeys:
     def _put_hooks(self, layout: Layout) -> None:
         """Put hooks on the attention of long sequences that has none yet."""
         session = self.session
-        if self._compiled():
+        if self.session.is_compiled:
             # hooks that came later would be missing in what is compiled, or have each block compiled anew
             self._take_hooks_off()
             raise ConfigError(
@@ -183,14 +183,6 @@ class LongKeys:
         for hook in session.hooks[len(session.sites) :]:
             hook.unregister()
         self.hooks, session.hooks = [], session.sites
-
-    def _compiled(self) -> bool:
-        """Whether the model is compiled, as a whole or block by block."""
-        session = self.session
-        pipeline = session.clock.pipeline and session.clock.pipeline()
-        parts = getattr(pipeline, "__dict__", {}).values()
-        wrapped = any(getattr(part, "_orig_mod", None) is session.model for part in parts)
-        return wrapped or session.compiled is not None or autotune.compiled_blocks(session)
 
     def _check(self, sites: list[SiteHook], arguments: dict[str, Any]) -> None:
         """Raise ConfigError if something is in the way, which users may change at any time."""

@@ -123,6 +123,18 @@ class Session:
         self.compiled = torch.compile(self.model._call_impl, *args, **kwargs)
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether the model is compiled, as a whole or block by block."""
+        pipeline = self.clock.pipeline and self.clock.pipeline()
+        parts = getattr(pipeline, "__dict__", {}).values()
+        wrapped = any(getattr(part, "_orig_mod", None) is self.model for part in parts)
+        return wrapped or self.compiled is not None or self.has_compiled_blocks
+
+    @property
+    def has_compiled_blocks(self) -> bool:
+        return any(hook.compiler.settings is not None for hook in self.sites)
+
+    @property
     def plans(self) -> PlanCache:
         """The plans of the current generation; empty without one."""
         return self.generation.plans if self.generation else PlanCache(self.config.refresh)

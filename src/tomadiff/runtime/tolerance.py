@@ -35,6 +35,7 @@ class Tolerance:
         self._session = session
         self._errors: dict[Layout, float] = {}
 
+    @torch.compiler.disable
     def is_unknown(self, call: ModelCall) -> bool:
         """Whether a call merges because nothing was asked for, at a size of which nothing is known yet."""
         session = self._session
@@ -88,7 +89,7 @@ class Tolerance:
         session = self._session
         if torch.is_grad_enabled() or session.model.training:
             return False
-        return not (cached(session.model) or session.compiled or autotune.compiled_blocks(session))
+        return not (cached(session.model) or session.is_compiled)
 
 
 def relative_error(output: Any, reference: Any) -> float:
