@@ -52,7 +52,7 @@ class Config:
     and the number of steps. `interval` alone merges nothing, `ratio` alone runs every step. Any other setting
     that is not given, or None, is the preset's or the method's own; the values below are ToMA's.
 
-    interval: the model runs in the first step, in the last two, and in every N-th step before them; in the
+    interval: the model runs in the first step, in the last two, and in every N-th before them; in the
         others its output is forecast. 1 runs every step. Or a list of the steps that run, counted from 0.
         "auto" chooses by sampler and number of steps; where no forecast would be close enough, every step
         runs, and does so on merged tokens unless a ratio was given.

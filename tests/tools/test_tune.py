@@ -165,7 +165,7 @@ def test_steps_are_placed_by_calibration_and_written_as_a_list(
     command = [*SMALL, "--steps", "8", "--limit", "1", "--psnr", "1"]
     assert main(command) == 0
     first = settings_file.load(FOLDER / "settings.json").config.interval
-    assert first[:2] == (0, 1) and first[-1] == 7 and len(first) < 8
+    assert first[0] == 0 and first[-1] == 7 and len(first) < 8
     pictures = read_rows(FOLDER / "rows.jsonl")
     assert main([*command, "--resume"]) == 0
     assert "everything is drawn already" in capsys.readouterr().err

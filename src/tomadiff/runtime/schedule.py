@@ -53,17 +53,22 @@ class Schedule:
     why: str = ""  # the reason for this interval
 
     def runs(self, step: int) -> bool:
-        """Whether the model runs; if not, its output is forecast.
-
-        The last two steps run, and every `interval`-th counted back from them: errors of early steps are
-        mended by those that follow, errors of the last stay in the picture.
-        """
+        """Whether the model runs; if not, its output is forecast."""
         if self.listed is not None:
             return step in self.listed
+        if step < self.warm_up:
+            return True
         if self.steps is None:
-            return step < self.warm_up or (step - self.warm_up + 1) % self.interval == 0
-        following = self.steps - 1 - step
-        return step < self.warm_up or following < 2 or (following - 1) % self.interval == 0
+            return (step - FROM_MIDWAY + 1) % self.interval == 0
+        return step >= self.steps - 1 or (step - self._start_of_intervals(self.steps)) % self.interval == 0
+
+    def _start_of_intervals(self, steps: int) -> int:
+        """The second last step: errors of the last steps stay in the picture, those of early ones are mended.
+
+        Or the second step, if it leaves at most half an interval before the last.
+        """
+        left = (steps - 2) % self.interval
+        return 1 if 0 < left <= self.interval / 2 else steps - 2
 
     @property
     def skips(self) -> bool:
