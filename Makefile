@@ -10,7 +10,7 @@ demo: $(VENV)/ready
 
 # Changes nothing outside this folder but caches of downloads; .ci/run calls `make browser` first.
 test: $(VENV)/ready lint
-	$(RUN)/python -m pytest -n 2
+	$(RUN)/python -m pytest -n 3
 
 # Files of others, settings, interrupts and generations at random, for long, and other ones in every run; `make test` tries a few
 # that are always the same.

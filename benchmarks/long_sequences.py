@@ -155,7 +155,7 @@ MODELS = {
         wan_call,
         "WanTransformerBlock",
         ("attn1",),
-        dict(list(VIDEOS.items())[:1]),
+        dict(list(VIDEOS.items())[:2]),
     ),
 }
 
