@@ -8,7 +8,8 @@ RUN := $(VENV)/bin
 demo: $(VENV)/ready
 	$(RUN)/tomadiff demo
 
-# Changes nothing outside this folder but caches of downloads; .ci/run calls `make browser` first.
+# Changes nothing outside this folder but caches of downloads; .ci/run calls `make browser` first. Three workers on two cores, since tests
+# of Ray, the page and commands wait much of the time.
 test: $(VENV)/ready lint
 	$(RUN)/python -m pytest -n 3
 

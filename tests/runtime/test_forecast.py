@@ -374,6 +374,14 @@ def test_another_prompt_on_the_way_starts_a_new_history() -> None:
     assert changed == [0, 1, 4, 6, 7, 10, 11], "the step after the change runs, and the next, which is due"
 
 
+@pytest.mark.parametrize("change", [Tensor.clone, lambda prompt: prompt.mul_(1.1)], ids=["new", "in place"])
+def test_the_first_output_is_not_repeated_for_another_prompt(change: Any) -> None:
+    pipe = tomadiff.apply(make("sd1"), interval=2)
+    assert skipped_after(pipe, lambda inputs: None) == [*range(0, 12, 2), 11]
+    after = skipped_after(pipe, lambda inputs: {"prompt_embeds": change(inputs["prompt_embeds"])}, at=0)
+    assert after == [0, 1, *range(2, 12, 2), 11]
+
+
 def test_another_prompt_in_the_same_memory_is_noticed() -> None:
     pipe = tomadiff.apply(make("sd1"), interval=3)
     assert 6 in skipped_after(pipe, lambda inputs: {"prompt_embeds": inputs["prompt_embeds"].mul_(1.1)})

@@ -42,6 +42,14 @@ class Conditions:
         self._held = [leaf for i, leaf in enumerate(leaves) if i not in self._made_anew]
         return bool(moved - self._made_anew)
 
+    @property
+    def same(self) -> bool:
+        """Whether two steps were compared, and every argument was the same tensor.
+
+        If not, nobody knows yet whether one was replaced, or is a new tensor in every step.
+        """
+        return self._made_anew == frozenset()
+
 
 class Mark(NamedTuple):
     """What is remembered of an argument."""

@@ -53,11 +53,12 @@ class History:
 
     def __init__(self) -> None:
         self._points: deque[Point] = deque(maxlen=3)
+        self.may_repeat = False  # the output of the first step may be used again
 
     @property
     def ready(self) -> bool:
-        """Whether there are two points, or that of the first step, which may be repeated."""
-        return len(self._points) >= 2 or any(point.step == 0 for point in self._points)
+        """Whether there are two points, or that of the first step, and it may be repeated."""
+        return len(self._points) >= 2 or (self.may_repeat and any(point.step == 0 for point in self._points))
 
     def add(self, step: int, output: Any) -> None:
         point = Point.of(step, output)

@@ -65,6 +65,7 @@ class Generation:
         conditions, history = self._histories.get(call) or (Conditions(), History())
         if conditions.changed(arguments, self._adapters.state()):
             history = History()
+        history.may_repeat = conditions.same
         self._histories[call] = conditions, history
         return history
 
