@@ -77,15 +77,20 @@ def contenders(model: str, steps: int, table: str | None) -> list[tuple[str, flo
     if table == "keys":
         return [(method, 0.0) for method in MERGED_KEYS]
     if table == "placement":
-        forward = [sorted({0, 1, steps - 1, *range(1, steps, every)}) for every in (2, 3, 4)]
-        return [(f"tomadiff:interval={running}", 0.0) for each in zip((2, 3, 4), forward) for running in each]
+        intervals = [each for every in (2, 3, 4) for each in (every, from_first_two(steps, every))]
+        return [(f"tomadiff:interval={interval}", 0.0) for interval in intervals]
     if table == "few":
         rivals = [f"steps:{count}" for count in {max(steps // 2, 1), steps * 5 // 8}]
         return [(method, 0.0) for method in ("auto", "tomadiff:interval=2", *MERGED, *rivals)]
-    runs = [len({0, 1, steps - 1, *range(1, steps, every)}) for every in (2, 3, 4)]
+    runs = [len(from_first_two(steps, every)) for every in (2, 3, 4)]  # as many as run with an interval
     rivals = [f"steps:{count}" for count in runs] + [f"steps:{runs[1]},solver=dpm++"]
     rivals += FLUX if model == "emoji-flux" else UNET
     return [(method, 0.0) for method in (*OURS, *rivals, "tomadiff:ratio=0.5")]
+
+
+def from_first_two(steps: int, every: int) -> list[int]:
+    """The first two steps, every so many after them, and the last."""
+    return sorted({0, 1, steps - 1, *range(1, steps, every)})
 
 
 class ImageGenerator:

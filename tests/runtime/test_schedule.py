@@ -44,6 +44,7 @@ def test_the_first_and_the_last_step_run_and_no_gap_is_wider_than_the_interval(
     gaps = [after - before for before, after in pairwise(ran)]
     assert ran[0] == 0 and ran[-1] == steps - 1
     assert max(gaps) <= interval and gaps[-1] <= max(1, interval / 2)
+    assert len(ran) == len({0, 1, *range(1, steps, interval), steps - 1}), "as if counted from the second on"
     assert running(steps, interval, FROM_MIDWAY) == sorted({1, *ran})
 
 

@@ -63,9 +63,10 @@ class Schedule:
         return step >= self.steps - 1 or (step - self._start_of_intervals(self.steps)) % self.interval == 0
 
     def _start_of_intervals(self, steps: int) -> int:
-        """The second last step: errors of the last steps stay in the picture, those of early ones are mended.
+        """The step from which intervals are counted in both directions.
 
-        Or the second step, if it leaves at most half an interval before the last.
+        The second last: errors of the last steps stay in the picture, those of early ones are mended. Or the
+        second, if that leaves at most half an interval before the last.
         """
         left = (steps - 2) % self.interval
         return 1 if 0 < left <= self.interval / 2 else steps - 2
