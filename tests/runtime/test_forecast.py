@@ -14,6 +14,7 @@ from comparison import CHANGED
 from comparison import distance as relative_distance
 from diffusers import (
     DDIMScheduler,
+    DDPMScheduler,
     EulerAncestralDiscreteScheduler,
     FluxPipeline,
     HeunDiscreteScheduler,
@@ -41,6 +42,30 @@ def calls_of(model: nn.Module) -> Iterator[list[Any]]:
     handle = model.register_forward_hook(lambda module, args, output: calls.append(output))
     yield calls
     handle.remove()
+
+
+@contextmanager
+def recorded_forecasts(pipe: Any) -> Iterator[list[bool]]:
+    """For each forecast, whether it stands for the same clean image as the last output."""
+    session, held = denoiser(pipe)._tomadiff, []
+    images: list[Tensor] = []
+    begin, end = session._begin, session._end
+
+    def began(args: tuple, kwargs: dict[str, Any]) -> Any:
+        turn = begin(args, kwargs)
+        if turn.call is None:
+            held.append(torch.allclose(turn.noisy.image(0, turn.forecast[0]), images[-1], atol=1e-3))
+        return turn
+
+    def ended(turn: Any, output: Any) -> None:
+        end(turn, output)
+        if turn.call is not None:
+            images.append(turn.noisy.image(0, output[0]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "_begin", began)
+        patch.setattr(session, "_end", ended)
+        yield held
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -73,6 +98,22 @@ def test_a_parabola_through_close_points_is_not_followed_far() -> None:
     near = sum(w * at**2 for w, at in zip(extrapolation([0, 1, 2], 3), [0, 1, 2])) - 7  # 7: the line at 3
     far = sum(w * at**2 for w, at in zip(extrapolation([0, 1, 2], 6), [0, 1, 2])) - 16  # 16: the line at 6
     assert near == pytest.approx(0.5 * 2) and far == pytest.approx(0.5 * 20 / 4)
+
+
+@given(st.integers(1, 12), st.integers(0, 9), st.integers(1, 6))
+def test_the_fewer_points_a_generation_has_the_less_bold_is_its_forecast(
+    gap: int, later: int, reach: int
+) -> None:
+    """Half of the way along the line with four gaps or fewer, all of it with twelve or more."""
+    slope, last = 3.0, 2 * gap
+
+    def moved(steps: int | None) -> float:
+        weights = extrapolation([0, gap, last], last + reach, steps)
+        return sum(weight * slope * at for weight, at in zip(weights, [0, gap, last])) - slope * last
+
+    assert moved(None) == pytest.approx(slope * reach) == moved((12 + later) * gap)
+    assert moved(4 * gap - min(later, gap)) == pytest.approx(slope * reach / 2)
+    assert moved(8 * gap) == pytest.approx(slope * reach * 0.75)
 
 
 def test_a_forecast_stays_within_the_range_of_its_type() -> None:
@@ -156,11 +197,15 @@ def test_deterministic_sampling_is_forecast_and_nothing_is_merged(pipe: Any) -> 
     assert all(site.calls == site.dense_calls for site in report.sites)
 
 
+class Foreign(EulerAncestralDiscreteScheduler):
+    """Nobody knows what a scheduler from elsewhere takes an output for."""
+
+
 @pytest.mark.parametrize(
     ("scheduler", "steps", "says"),
     [
-        (EulerAncestralDiscreteScheduler, 24, "Euler ancestral adds noise at every step"),
-        (LCMScheduler, 8, "LCM adds noise at every step"),
+        (Foreign, 24, "may add noise at every step"),
+        (LCMScheduler, 4, "4 steps are too few"),
         (HeunDiscreteScheduler, 24, "calls the model more than once a step"),
         (DDIMScheduler, 4, "4 steps are too few"),
     ],
@@ -185,15 +230,28 @@ def test_noise_that_is_asked_for_with_the_step_is_noticed() -> None:
     draw(pipe, steps=STEPS)
     assert tomadiff.report(pipe).steps["forecast"] > 0
     tomadiff.apply(pipe)
-    draw(pipe, steps=STEPS, eta=0.5, generator=torch.Generator().manual_seed(0))
-    report = tomadiff.report(pipe)
-    assert report.steps["forecast"] == 0 and "eta=0.5" in report.why
+    with recorded_forecasts(pipe) as held:
+        draw(pipe, steps=STEPS, eta=0.5, generator=torch.Generator().manual_seed(0))
+    assert held and all(held), "the clean image is held"
+    assert "eta=0.5" in tomadiff.report(pipe).why
     assert "step" not in vars(pipe.scheduler), "nothing is left on the scheduler"
 
 
-def test_an_interval_against_a_noisy_sampler_warns() -> None:
+@pytest.mark.parametrize("scheduler", [EulerAncestralDiscreteScheduler, LCMScheduler, DDPMScheduler])
+def test_where_noise_comes_in_the_clean_image_is_held(scheduler: type) -> None:
     pipe = make("sd1")
-    pipe.scheduler = EulerAncestralDiscreteScheduler()
+    pipe.scheduler = scheduler()
+    tomadiff.apply(pipe)
+    with recorded_forecasts(pipe) as held:
+        draw(pipe, steps=STEPS, generator=torch.Generator().manual_seed(0))
+    report = tomadiff.report(pipe)
+    assert report.steps == {"run": 6, "forecast": 4} and "adds noise at every step" in report.why
+    assert held and all(held)
+
+
+def test_an_interval_against_a_sampler_of_unknown_noise_warns() -> None:
+    pipe = make("sd1")
+    pipe.scheduler = Foreign()
     tomadiff.apply(pipe, interval=2)
     with pytest.warns(UserWarning, match="which no forecast can know: use ratio"):
         draw(pipe, steps=6, generator=torch.Generator().manual_seed(0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tomadiff.tools.step_placement import dot_products, drift, exchange, place, 
 def errors(outputs: Tensor, sizes: Sequence[float], steps: Sequence[int]) -> float:
     """As the runtime forecasts them, one after another."""
     history, total = History(), 0.0
+    history.steps = len(outputs)
     for step, output in enumerate(outputs):
         if step in steps:
             history.add(step, output)
@@ -77,6 +79,7 @@ def test_steps_are_exchanged_until_no_single_move_lets_errors_cancel_better() ->
         for new in set(range(2, 11)) - set(found):
             assert drift(dots, sizes, sorted({*found, new} - {old})) >= least
     history, total = History(), torch.zeros(3)
+    history.steps = len(outputs)
     for step, output in enumerate(outputs):
         if step in found:
             history.add(step, output)
@@ -97,31 +100,33 @@ def flow(steps: int) -> FlowMatchEulerDiscreteScheduler:
 
 
 def test_all_calls_of_a_step_are_recorded() -> None:
-    model, scheduler = Doubler(), flow(3)
+    model, pipeline = Doubler(), SimpleNamespace(scheduler=flow(3))
     calls = [torch.tensor([float(number)]) for number in range(6)]
 
     def draw() -> None:
         for call in calls:
             model(call)
 
-    dots = record(model, scheduler, draw)
-    outputs = 2 * torch.cat(calls).view(3, 2)
-    assert dots is not None and np.allclose(dots, (outputs @ outputs.mT).numpy())
+    dots = record(model, pipeline, draw)
+    inputs = torch.cat(calls).view(3, 2)
+    images = inputs - pipeline.scheduler.sigmas[:3, None] * 2 * inputs  # the outputs are taken for flows
+    assert dots is not None and np.allclose(dots, (images @ images.mT).numpy(), rtol=1e-5, atol=1e-5)
     assert not model._forward_hooks
     calls.pop()
-    assert record(model, scheduler, draw) is None, "5 calls in 3 steps: whose are they?"
-    assert placements(model, scheduler, [draw]) == []
+    assert record(model, pipeline, draw) is None, "5 calls in 3 steps: whose are they?"
+    assert placements(model, pipeline, [draw]) == []
 
 
 def test_steps_are_not_placed_where_noise_comes_in() -> None:
     def draw() -> None:
         raise AssertionError("no picture is needed to know that")
 
-    assert placements(Doubler(), EulerAncestralDiscreteScheduler(), [draw]) == []
+    assert placements(Doubler(), SimpleNamespace(scheduler=EulerAncestralDiscreteScheduler()), [draw]) == []
 
 
-def test_the_size_of_a_step_is_its_change_of_noise() -> None:
+def test_the_size_of_a_step_is_how_far_the_clean_image_moves_the_latents() -> None:
     scheduler = flow(4)
-    assert step_sizes(scheduler) == pytest.approx((-scheduler.sigmas.diff()).tolist())
+    assert step_sizes(scheduler) == pytest.approx((-scheduler.sigmas.diff() / scheduler.sigmas[:-1]).tolist())
+    assert step_sizes(scheduler, sign=0) == pytest.approx((-scheduler.sigmas.diff()).tolist())
     del scheduler.sigmas
     assert step_sizes(scheduler) == [1.0] * 4

@@ -55,4 +55,5 @@ FAMILY = Family(
     grid_from="hidden_states",
     grid=grid,
     dimensions="3-D",
+    output_sign=0,
 )

@@ -118,6 +118,8 @@ class Family:
     paper_reuse: tuple[int, int] = (1, 1)
     time: str | None = "timestep"  # the model's argument with the timestep; None if it has none
     ascending: bool = False  # timesteps grow from noise to image; in most models they fall
+    # 1: the pipeline hands the output on to its scheduler; -1: it negates it; 0: it does something else to it
+    output_sign: int = 1
 
     @property
     def axes(self) -> frozenset[int]:

@@ -58,4 +58,5 @@ FAMILY = Family(
     skips=True,  # after each single block, the text tokens at the end are replaced
     time="timesteps",
     pipelines=("HiDreamImagePipeline",),
+    output_sign=-1,
 )

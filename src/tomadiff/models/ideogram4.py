@@ -56,4 +56,5 @@ FAMILY = Family(
     grid=grid,
     ascending=True,
     pipelines=("Ideogram4Pipeline",),
+    output_sign=-1,
 )

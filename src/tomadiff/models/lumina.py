@@ -48,4 +48,5 @@ FAMILY = Family(
     grid=latent_grid,
     ascending=True,
     pipelines=("LuminaPipeline",),
+    output_sign=-1,
 )

@@ -47,4 +47,5 @@ FAMILY = Family(
     dense=("context_refiner",),
     ascending=True,
     pipelines=("Lumina2Pipeline",),
+    output_sign=-1,
 )

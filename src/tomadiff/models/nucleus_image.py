@@ -51,4 +51,5 @@ FAMILY = Family(
     grid_from="img_shapes",
     grid=grid,
     pipelines=("NucleusMoEImagePipeline",),
+    output_sign=-1,
 )

@@ -37,4 +37,5 @@ FAMILY = Family(
     grid_from="hidden_states",
     grid=latent_grid,
     pipelines=("PRXPipeline",),
+    output_sign=0,
 )

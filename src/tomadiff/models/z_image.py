@@ -71,4 +71,5 @@ FAMILY = Family(
     time="t",
     ascending=True,
     pipelines=("ZImagePipeline",),
+    output_sign=-1,
 )

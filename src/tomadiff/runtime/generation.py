@@ -16,6 +16,7 @@ from .forecast import History
 from .layout import Layout, LayoutReader
 from .model_call import Group, SiteTask
 from .plan_cache import PlanCache
+from .prediction import NoisyInput, Prediction
 from .sampling import FirstStepWatch, Sampling, sampling_of, watch_first_step
 from .schedule import Schedule, make_schedule
 
@@ -23,6 +24,7 @@ from .schedule import Schedule, make_schedule
 class Generation:
     """One generation of one model. Each call of a step, by its number, has a history of its own.
 
+    first: the entry of the scheduler's table that is step 0. prediction: of all entries, if known.
     refreshes: counts the plans that are made, for the report.
     """
 
@@ -33,12 +35,13 @@ class Generation:
         family: Family | None,
         scheduler: Any,
         steps: int | None,
-        warm_up: int,
+        first: int,
+        prediction: Prediction | None,
         obstacle: str | None,
         refreshes: dict[str, int],
     ) -> None:
         self._config, self._scheduler, self._obstacle = config, scheduler, obstacle
-        self._steps, self._warm_up = steps, warm_up
+        self._steps, self._first, self._prediction = steps, first, prediction
         self._model, self._family = model, family
         self._watch: FirstStepWatch | None = None
         if config.interval != 1 and scheduler is not None:
@@ -65,9 +68,20 @@ class Generation:
         conditions, history = self._histories.get(call) or (Conditions(), History())
         if conditions.changed(arguments, self._adapters.state()):
             history = History()
+        history.hold, history.steps = self.sampling.noise is not None, self._steps
         history.may_repeat = conditions.same
         self._histories[call] = conditions, history
         return history
+
+    @property
+    def forecasts_noise(self) -> bool:
+        """Whether outputs are forecast though fresh noise is added, and are not known as clean images."""
+        return bool(self.sampling.scheduler and self.sampling.noise) and self._prediction is None
+
+    def noisy(self, step: int, sample: Any) -> NoisyInput:
+        """The input of a call, which tells outputs from clean images."""
+        terms = self._prediction.at(self._first + step) if self._prediction else None
+        return NoisyInput(sample, terms)
 
     @functools.cached_property
     def _adapters(self) -> Adapters:
@@ -106,4 +120,7 @@ class Generation:
 
     def _plan(self, step_arguments: dict[str, Any]) -> tuple[Sampling, Schedule]:
         sampling = sampling_of(self._scheduler, step_arguments)
-        return sampling, make_schedule(self._config, self._steps, self._warm_up, sampling, self._obstacle)
+        known = self._prediction is not None
+        return sampling, make_schedule(
+            self._config, self._steps, self._first, sampling, self._obstacle, image_is_known=known
+        )

@@ -15,6 +15,7 @@ from .sampling import MULTISTEP, TWO_CALLS, Sampling
 # that begins midway (image to image, a refiner), or perhaps does (a bare model), needs two outputs.
 FROM_NOISE, FROM_MIDWAY = 1, 2
 # for interval="auto": (least number of steps, interval)
+STOCHASTIC_INTERVALS = ((8, 2), (40, 3))
 FIRST_ORDER_INTERVALS = ((8, 2), (40, 3))
 MULTISTEP_INTERVALS = ((20, 2), (40, 3))  # multistep solvers extrapolate themselves, so forecasts gain less
 
@@ -77,13 +78,20 @@ class Schedule:
 
 
 def make_schedule(
-    config: ResolvedConfig, steps: int | None, warm_up: int, sampling: Sampling, obstacle: str | None
+    config: ResolvedConfig,
+    steps: int | None,
+    first: int,
+    sampling: Sampling,
+    obstacle: str | None,
+    image_is_known: bool,
 ) -> Schedule:
     """The schedule of a generation with this many steps; None if their number is unknown.
 
-    warm_up: FROM_NOISE or FROM_MIDWAY. obstacle: why no step may be skipped, whatever the settings say.
+    first: the entry of the scheduler's table that is step 0. obstacle: why no step may be skipped, whatever
+    the settings say. image_is_known: the model's output can be turned into the clean image that it expects.
     """
-    interval, why = _interval(config, steps, sampling, obstacle)
+    interval, why = _interval(config, steps, sampling, obstacle, image_is_known)
+    warm_up = FROM_NOISE if steps is not None and not first else FROM_MIDWAY
     listed = None
     if isinstance(interval, tuple):
         if steps is not None and interval[-1] != steps - 1:
@@ -99,7 +107,11 @@ def make_schedule(
 
 
 def _interval(
-    config: ResolvedConfig, steps: int | None, sampling: Sampling, obstacle: str | None
+    config: ResolvedConfig,
+    steps: int | None,
+    sampling: Sampling,
+    obstacle: str | None,
+    image_is_known: bool,
 ) -> tuple[int | tuple[int, ...], str]:
     if config.interval == 1:
         return 1, ""
@@ -107,17 +119,20 @@ def _interval(
         return 1, f"every step runs, since {obstacle}"
     if isinstance(config.interval, (int, tuple)):
         return config.interval, "as asked"
-    if sampling.noise:
+    if sampling.noise and not image_is_known:
         return 1, f"every step runs, since {sampling.noise}"
     if steps is None:
         return 1, "every step runs, since nobody tells how many there are"
     if sampling.solver == TWO_CALLS:
         return 1, f"every step runs, since {sampling.scheduler} calls the model more than once a step"
-    rule = MULTISTEP_INTERVALS if sampling.solver == MULTISTEP else FIRST_ORDER_INTERVALS
+    if sampling.noise:
+        rule = STOCHASTIC_INTERVALS
+    else:
+        rule = MULTISTEP_INTERVALS if sampling.solver == MULTISTEP else FIRST_ORDER_INTERVALS
     interval = max((every for least, every in rule if steps >= least), default=1)
     if interval == 1:
         return 1, f"every step runs, since {steps} steps are too few to forecast between"
-    return interval, f"{sampling.scheduler} is deterministic"
+    return interval, sampling.noise or f"{sampling.scheduler} is deterministic"
 
 
 def _start(value: int | float, steps: int | None) -> int:

@@ -33,7 +33,8 @@ from .layout import Layout
 from .long_keys import long_keys
 from .model_call import DENSE, ModelCall, SiteTask
 from .plan_cache import PlanCache
-from .schedule import FROM_MIDWAY, FROM_NOISE, RatioSchedule
+from .prediction import NoisyInput, Prediction, prediction_of
+from .schedule import RatioSchedule
 from .sites import find
 from .timing import Times
 from .tolerance import Tolerance
@@ -165,10 +166,11 @@ class Session:
         arguments = dict(zip(self.parameters, args)) | kwargs
         generation, clock = self._take_a_step(arguments), self.clock
         history = generation.history(clock.call, self._conditions(arguments))
+        noisy = generation.noisy(clock.step, arguments.get(self.parameters[0]))
         if history is not None and history.ready and not generation.schedule.runs(clock.step):
-            return Turn(history, forecast=history.forecast(clock.step))
+            return Turn(history, noisy, forecast=history.forecast(clock.step, noisy))
         generation.run(clock.step)
-        return Turn(history, self._new_call(arguments, generation))
+        return Turn(history, noisy, self._new_call(arguments, generation))
 
     @torch.compiler.disable
     def _end(self, turn: Turn, output: Any) -> None:
@@ -176,7 +178,7 @@ class Session:
         call = turn.call
         if call is not None:
             if turn.history is not None:
-                turn.history.add(call.step, output)
+                turn.history.add(call.step, output, turn.noisy)
             if self.long_keys is not None:
                 self.long_keys.conclude()
             for hook, task in zip(self.hooks, call.tasks):
@@ -267,12 +269,20 @@ class Session:
             self.family,
             self.clock.scheduler,
             steps,
-            FROM_NOISE if steps is not None and not self.clock.skipped() else FROM_MIDWAY,
+            0 if steps is None else self.clock.skipped(),
+            None if steps is None else self._prediction(),
             self._obstacle(),
             self.counts.refreshes,
         )
         self._warn_of_what_is_not_done(generation)
         return generation
+
+    def _prediction(self) -> Prediction | None:
+        """How the model's outputs are related to clean images, if that is needed and known."""
+        if self.config.interval == 1:
+            return None
+        pipeline = self.clock.pipeline and self.clock.pipeline()
+        return prediction_of(pipeline, self.clock.scheduler, self.family.output_sign if self.family else 1)
 
     def _obstacle(self) -> str | None:
         """Why no step of this generation may be skipped."""
@@ -293,10 +303,9 @@ class Session:
         schedule, config = generation.schedule, self.config
         if config.interval == "auto" and schedule.merges and self.unmerged:
             warn(f"nothing is done here: {schedule.why}, and tokens can't be merged: {self.unmerged}")
-        elif schedule.skips and config.interval != "auto" and generation.sampling.noise:
+        elif schedule.skips and config.interval != "auto" and generation.forecasts_noise:
             noise = generation.sampling.noise
-            if generation.sampling.scheduler:
-                warn(f"{noise}, which no forecast can know: use ratio=0.5 instead of interval, or neither")
+            warn(f"{noise}, which no forecast can know: use ratio=0.5 instead of interval, or neither")
         if torch.is_grad_enabled() and len(config.ranges()) > 1:
             raise ConfigError("a ratio by range of steps can't be honoured in training, which has no steps")
         groups = {autotune.group_of(hook) for hook in self.sites}
@@ -380,6 +389,7 @@ class Turn(NamedTuple):
     """One call of the model as it begins: earlier outputs, and either the call to run or the forecast."""
 
     history: History | None
+    noisy: NoisyInput
     call: ModelCall | None = None
     forecast: Any = None
 

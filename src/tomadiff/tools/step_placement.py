@@ -1,10 +1,10 @@
 """Which steps of a generation should run, computed from the outputs at all steps of a few dense pictures.
 
-A step that doesn't run gets a forecast, which is a weighted sum of earlier outputs. So the errors of all
-forecasts follow from the dot products of the outputs, a small matrix, and the steps with the smallest errors
-from dynamic programming. That adds up errors as if all of them hurt. Errors may also cancel out in the
-latents: so the usual steps are moved, one at a time, as long as less of their sum is left. Which of the two
-is closer depends on the model, and only pictures tell.
+A step that doesn't run gets a forecast, a weighted sum of the clean images that earlier outputs stand for.
+So the errors of all forecasts follow from the dot products of these images, a small matrix, and the steps
+with the smallest errors from dynamic programming. That adds up errors as if all of them hurt. Errors may also
+cancel out in the latents: so the usual steps are moved, one at a time, as long as less of their sum is left.
+Which of the two is closer depends on the model, and only pictures tell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tomadiff.runtime.autotune import copied
 from tomadiff.runtime.forecast import Point, extrapolation
+from tomadiff.runtime.hook import parameter_names
+from tomadiff.runtime.prediction import NoisyInput, prediction_of
 from tomadiff.runtime.sampling import TWO_CALLS, sampling_of
 from tomadiff.runtime.schedule import FROM_NOISE, Schedule
 
@@ -24,23 +27,26 @@ FARTHEST = 12  # most steps from one that runs to the next; longer gaps are too 
 SHARES = (0.5, 0.42, 1 / 3, 0.25)  # shares of steps that run, for each of which a list is computed
 MAX_STEPS = 64  # the search takes seconds up to here, and grows with the fourth power
 INTERVALS = (2, 3, 4)  # the search also starts from the steps of these intervals
-Dots = np.ndarray  # [steps, steps]: dot products of outputs, in fp64, since errors are small differences
+Dots = np.ndarray  # [steps, steps]: dot products of images, in fp64, since errors are small differences
 Path = tuple[float, list[int]]  # the error of the forecasts, and the steps that run
 
 
-def placements(model: nn.Module, scheduler: Any, draws: Sequence[Callable[[], Any]]) -> list[list[int]]:
+def placements(
+    model: nn.Module, pipeline: Any, draws: Sequence[Callable[[], Any]], sign: int = 1
+) -> list[list[int]]:
     """Lists of steps to run, for a few shares of them; each of `draws` draws a dense picture.
 
-    None where no forecast can know the next output, or where nobody can tell which call is of which step.
+    None where fresh noise is added, or where nobody can tell which call is of which step. `sign` is as in
+    `prediction_of`.
     """
-    sampling = sampling_of(scheduler)
+    sampling = sampling_of(pipeline.scheduler)
     if not sampling.deterministic or sampling.solver == TWO_CALLS:
         return []
-    recorded = [record(model, scheduler, draw) for draw in draws]
+    recorded = [record(model, pipeline, draw, sign) for draw in draws]
     if any(dots is None for dots in recorded):
         return []
     dots = np.sum(recorded, axis=0)
-    steps, sizes = len(dots), step_sizes(scheduler)
+    steps, sizes = len(dots), step_sizes(pipeline.scheduler, sign)
     if steps > MAX_STEPS:
         return []
     found = place(dots, sizes, [round(share * steps) for share in SHARES])
@@ -52,37 +58,45 @@ def placements(model: nn.Module, scheduler: Any, draws: Sequence[Callable[[], An
     return [list(each) for each in dict.fromkeys(map(tuple, found))]
 
 
-def record(model: nn.Module, scheduler: Any, draw: Callable[[], Any]) -> Dots | None:
-    """The dot products of a picture's outputs; None where calls don't divide evenly into steps."""
-    outputs: list[Tensor] = []
+def record(model: nn.Module, pipeline: Any, draw: Callable[[], Any], sign: int = 1) -> Dots | None:
+    """The dot products of what is forecast in a picture; None where calls don't divide evenly into steps."""
+    first, calls = parameter_names(model)[0], []
 
-    def keep(_model: nn.Module, _inputs: Any, output: Any) -> None:
-        values = Point.of(0, output).values.values()
-        outputs.append(torch.cat([value.flatten().cpu() for value in values]))
+    def keep(_model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        # copied, since the caller may modify them in place
+        calls.append(copied((args[0] if args else kwargs[first], output)))
 
-    handle = model.register_forward_hook(keep)
+    handle = model.register_forward_hook(keep, with_kwargs=True)
     try:
         draw()
     finally:
         handle.remove()
-    steps = len(scheduler.timesteps)
-    if not outputs or len(outputs) % steps or len({len(output) for output in outputs}) > 1:
+    steps = len(pipeline.scheduler.timesteps)
+    if not calls or len(calls) % steps:
         return None
-    return dot_products(torch.stack(outputs).view(steps, -1))
+    prediction, images = prediction_of(pipeline, pipeline.scheduler, sign), []
+    for number, (sample, output) in enumerate(calls):
+        terms = prediction.at(number * steps // len(calls)) if prediction else None
+        point = Point.of(0, output, NoisyInput(sample, terms))
+        images.append(torch.cat([image.flatten().cpu() for image in point.images.values()]))
+    if len({len(image) for image in images}) > 1:
+        return None
+    return dot_products(torch.stack(images).view(steps, -1))
 
 
-def dot_products(outputs: Tensor) -> Dots:
-    """outputs: [steps, elements]."""
-    exact = outputs.double()
+def dot_products(images: Tensor) -> Dots:
+    """images: [steps, elements]."""
+    exact = images.double()
     return (exact @ exact.mT).numpy()
 
 
-def step_sizes(scheduler: Any) -> list[float]:
-    """How far an error of the output moves the latents: the change of the noise level, or 1 if unknown."""
+def step_sizes(scheduler: Any, sign: int = 1) -> list[float]:
+    """How far an error of what is forecast moves the latents; 1 if that is unknown."""
     steps, sigmas = len(scheduler.timesteps), getattr(scheduler, "sigmas", None)
     if sigmas is None or len(sigmas) != steps + 1:
         return [1.0] * steps
-    return sigmas.diff().abs().tolist()
+    changes, prediction = sigmas.diff().abs().cpu(), prediction_of(None, scheduler, sign)
+    return (changes if prediction is None else changes * prediction.of_image.abs().cpu()).tolist()
 
 
 def place(dots: Dots, sizes: Sequence[float], counts: Iterable[int]) -> list[list[int]]:
@@ -113,7 +127,7 @@ def gap_errors(dots: Dots, sizes: Sequence[float], ran: Sequence[int]) -> list[f
         return []
     errors = [0.0]
     for step in range(ran[-1] + 1, min(ran[-1] + FARTHEST, len(dots) - 1)):
-        weights = np.array([1.0, *(-weight for weight in extrapolation(list(ran), step))])
+        weights = np.array([1.0, *(-weight for weight in extrapolation(list(ran), step, len(dots)))])
         places = [step, *ran]
         square = weights @ dots[np.ix_(places, places)] @ weights
         errors.append(errors[-1] + sizes[step] * max(float(square), 0.0) ** 0.5)
@@ -138,5 +152,5 @@ def drift(dots: Dots, sizes: Sequence[float], steps: Sequence[int]) -> float:
     for step in sorted(set(range(len(dots))) - set(steps)):
         ran = [each for each in steps if each < step][-3:]
         moved[step] += sizes[step]
-        moved[ran] -= sizes[step] * np.array(extrapolation(ran, step))
+        moved[ran] -= sizes[step] * np.array(extrapolation(ran, step, len(dots)))
     return max(float(moved @ dots @ moved), 0.0) ** 0.5

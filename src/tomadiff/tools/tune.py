@@ -135,7 +135,8 @@ class Tuner:
         size = tuple(args.size) if args.size else None
         # a seed that none of the scored pictures has
         requests = [Request(prompt, args.seeds, args.steps, size, args.guidance) for prompt in prompts]
-        found = placements(model, pipe.scheduler, [partial(draw, pipe, request) for request in requests])
+        draws = [partial(draw, pipe, request) for request in requests]
+        found = placements(model, pipe, draws, self.family.output_sign)
         if not found:
             print("no placement was found: steps run at equal distances", file=sys.stderr)
         return found

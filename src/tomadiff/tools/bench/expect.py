@@ -9,9 +9,10 @@ from typing import NamedTuple
 from diffusers import DiffusionPipeline
 
 from tomadiff.models import Family, family_of
+from tomadiff.runtime.prediction import prediction_type
 from tomadiff.runtime.registration import denoiser
 from tomadiff.runtime.sampling import sampling_of
-from tomadiff.runtime.schedule import FROM_NOISE, make_schedule
+from tomadiff.runtime.schedule import make_schedule
 from tomadiff.tools.method_spec import (
     AUTO,
     DENSE,
@@ -103,7 +104,8 @@ def generations(
         name, step = parse(method)[0], counted.get((method, ratio))
         if name in METHODS or name == AUTO:
             config = configuration(method, ratio, family := family_of(denoiser(pipe)[0])).resolve(family)
-            schedule = make_schedule(config, steps, FROM_NOISE, sampling_of(pipe.scheduler), None)
+            sampling, known = sampling_of(pipe.scheduler), prediction_type(pipe.scheduler) is not None
+            schedule = make_schedule(config, steps, 0, sampling, None, image_is_known=known)
             run = sum(map(schedule.runs, range(steps)))
             if len(config.ranges()) > 1 or (config.merges and schedule.merges and step is None):
                 continue  # steps differ, or could not be counted

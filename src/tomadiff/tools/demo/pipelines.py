@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -61,6 +62,28 @@ def positions(like: Tensor) -> Tensor:
     return torch.cat([rows, columns]).to(like).expand(len(like), -1, -1, -1)
 
 
+# What does not change from step to step is the same tensor in every step, as in diffusers' pipelines.
+
+
+@functools.lru_cache
+def _time_ids(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """SDXL's size, crop and target size, in pixels."""
+    height, width = PATCH * rows, PATCH * columns
+    return torch.tensor([height, width, 0, 0, height, width], device=device, dtype=dtype)
+
+
+@functools.lru_cache
+def _image_ids(rows: range, columns: range, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Flux's positions of image tokens, [N, 3]."""
+    ids = torch.cartesian_prod(torch.zeros(1).long(), torch.tensor(rows), torch.tensor(columns))
+    return ids.to(device, dtype)
+
+
+@functools.lru_cache
+def _text_ids(length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(length, 3, device=device, dtype=dtype)
+
+
 class EmojiPipeline(DiffusionPipeline, ABC):
     """From noise to a picture, for any model of the noise in noisy latents.
 
@@ -92,6 +115,10 @@ class EmojiPipeline(DiffusionPipeline, ABC):
         """What the scheduler wants to know about latents at times `t` [B]."""
 
     @abstractmethod
+    def output_terms(self, timesteps: Tensor) -> tuple[Tensor, ...]:
+        """`channel_terms` at the scheduler's timesteps, to be multiplied with inputs and outputs."""
+
+    @abstractmethod
     def set_timesteps(self, steps: int, device: torch.device) -> Tensor:
         """Prepare the scheduler; returns its timesteps."""
 
@@ -107,6 +134,13 @@ class EmojiPipeline(DiffusionPipeline, ABC):
         correction = self.correction(scaled, t, sequence, pooled, window)
         seen = (..., *window)
         return scaled[seen], correction, deviation
+
+    def channel_terms(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """For `output_terms`, which tomadiff asks for: the model's correction at times `t` is the first times
+        what it sees, plus the second times the clean latents. [steps, C] each."""
+        signal, noise = (share.float()[:, None] for share in self.signal_and_noise(t))
+        spread = self.codec.deviation.float()
+        return signal * spread / noise, -torch.hypot(signal * spread, noise) / (noise * spread)
 
     @torch.no_grad()
     def __call__(
@@ -253,8 +287,7 @@ class EmojiUNetPipeline(EmojiPipeline):
     def correction(
         self, scaled: Tensor, t: Tensor, sequence: Tensor, pooled: Tensor, window: Window = WHOLE
     ) -> Tensor:
-        height, width = PATCH * scaled.shape[-2], PATCH * scaled.shape[-1]
-        time_ids = scaled.new_tensor([height, width, 0, 0, height, width]).expand(len(scaled), -1)
+        time_ids = _time_ids(*scaled.shape[-2:], scaled.device, scaled.dtype).expand(len(scaled), -1)
         added = {"text_embeds": pooled, "time_ids": time_ids}
         seen = (..., *window)
         inputs = torch.cat([scaled, positions(scaled)], 1)[seen]
@@ -265,6 +298,9 @@ class EmojiUNetPipeline(EmojiPipeline):
         signal, noise = (share.view(-1, 1, 1, 1).to(latents.dtype) for share in self.signal_and_noise(t))
         spread = self.codec.deviation.to(latents.dtype)[:, None, None]
         return (noise * scaled + signal * spread * correction) / deviation
+
+    def output_terms(self, timesteps: Tensor) -> tuple[Tensor, ...]:
+        return tuple(terms[..., None, None] for terms in self.channel_terms(timesteps))
 
     def set_timesteps(self, steps: int, device: torch.device) -> Tensor:
         self.scheduler.set_timesteps(steps, device=device)
@@ -330,8 +366,8 @@ class EmojiFluxPipeline(EmojiPipeline):
     ) -> Tensor:
         seen = (..., *window)
         inputs = torch.cat([scaled, positions(scaled)], 1)[seen]
-        rows, columns = (torch.arange(n)[w] for n, w in zip(scaled.shape[-2:], window))
-        img_ids = torch.cartesian_prod(torch.zeros(1).long(), rows, columns).to(scaled)
+        rows, columns = (range(n)[w] for n, w in zip(scaled.shape[-2:], window))
+        img_ids = _image_ids(rows, columns, scaled.device, scaled.dtype)
         with self.transformer.cache_context("cond"):  # for diffusers' caches, as in its own pipelines
             output = self.transformer(
                 inputs.flatten(2).transpose(1, 2),
@@ -339,7 +375,7 @@ class EmojiFluxPipeline(EmojiPipeline):
                 pooled_projections=pooled,
                 timestep=t,
                 img_ids=img_ids,
-                txt_ids=img_ids.new_zeros(sequence.shape[1], 3),
+                txt_ids=_text_ids(sequence.shape[1], scaled.device, scaled.dtype),
                 return_dict=False,
             )[0]
         return output.transpose(1, 2).unflatten(2, (len(rows), len(columns)))
@@ -356,6 +392,9 @@ class EmojiFluxPipeline(EmojiPipeline):
         signal, noise = (share.view(-1, 1, 1, 1) for share in self.signal_and_noise(t))
         spread = self.codec.deviation.to(latents.dtype)[:, None, None]
         return ((noise - signal * spread**2) * scaled + spread * correction) / deviation
+
+    def output_terms(self, timesteps: Tensor) -> tuple[Tensor, ...]:
+        return self.channel_terms(timesteps / self.scheduler.config.num_train_timesteps)
 
     def set_timesteps(self, steps: int, device: torch.device) -> Tensor:
         """Equal steps from 1 down to 0; multistep solvers can't start at 1, and set their own."""
