@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tomadiff.runtime.schedule import FROM_MIDWAY, FROM_NOISE, Schedule
+from tomadiff.config import Config
+from tomadiff.runtime.sampling import FIRST_ORDER, TWO_CALLS, Sampling
+from tomadiff.runtime.schedule import FROM_MIDWAY, FROM_NOISE, Schedule, make_schedule
 
 
 def running(steps: int, interval: int, warm_up: int = FROM_NOISE) -> list[int]:
@@ -57,3 +59,29 @@ def test_steps_beyond_the_last_run() -> None:
     """A pipeline may call its model once more than its scheduler says."""
     schedule = Schedule(10, 3)
     assert schedule.runs(10) and schedule.runs(11)
+
+
+@pytest.mark.parametrize(
+    ("steps", "noise", "solver", "image_is_known", "interval"),
+    [
+        (5, None, FIRST_ORDER, True, 1),
+        (6, None, FIRST_ORDER, True, 2),
+        (6, "noise", FIRST_ORDER, True, 2),
+        (39, None, FIRST_ORDER, True, 2),
+        (40, "noise", FIRST_ORDER, True, 3),
+        (50, "noise", FIRST_ORDER, False, 1),
+        (11, None, FIRST_ORDER, False, 1),
+        (12, None, FIRST_ORDER, False, 2),
+        (24, None, TWO_CALLS, True, 1),
+        (None, None, FIRST_ORDER, True, 1),
+    ],
+)
+def test_auto_goes_by_steps_noise_and_what_is_known_of_the_output(
+    steps: int | None, noise: str | None, solver: str, image_is_known: bool, interval: int
+) -> None:
+    sampling = Sampling("Some", noise, solver, known=True)
+    config = Config().resolve()
+    schedule = make_schedule(config, steps, 0, sampling, None, image_is_known=image_is_known)
+    assert schedule.interval == interval and schedule.merges == (interval == 1)
+    dense = make_schedule(config, steps, 0, sampling, "gradients are recorded", image_is_known=image_is_known)
+    assert dense.interval == 1 and "gradients" in dense.why

@@ -60,7 +60,7 @@ class History:
     def __init__(self) -> None:
         self._points: deque[Point] = deque(maxlen=3)
         self.hold = False  # repeat the last clean image instead of extrapolating
-        self.steps: int | None = None  # of the generation, if known
+        self.steps: int | None = None  # of the generation; None: be bold
         self.may_repeat = False  # the output of the first step may be used again
 
     @property
@@ -96,8 +96,8 @@ def extrapolation(points: list[int], step: int, steps: int | None = None) -> lis
     of the way from the line through the last two to the parabola through all; or less if it reaches farther
     than their spacing, since extrapolating a parabola far beyond closely spaced points does harm.
 
-    The fewer points a generation of so many `steps` has, the more an image has settled by the next one, and
-    the more a forecast stays behind the line: `boldness`.
+    The fewer points a generation of so many `steps` has, the more a clean image has settled by the next one,
+    and the more a forecast stays behind the line: `boldness`.
     """
     if len(points) == 1:
         return [1.0]

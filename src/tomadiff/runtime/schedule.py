@@ -9,15 +9,14 @@ from typing import Any
 from tomadiff.config import Ratio, ResolvedConfig
 from tomadiff.errors import ConfigError
 
-from .sampling import MULTISTEP, TWO_CALLS, Sampling
+from .sampling import TWO_CALLS, Sampling
 
 # The first steps always run. From pure noise one is enough: the next output is nearly the same. A generation
 # that begins midway (image to image, a refiner), or perhaps does (a bare model), needs two outputs.
 FROM_NOISE, FROM_MIDWAY = 1, 2
 # for interval="auto": (least number of steps, interval)
-STOCHASTIC_INTERVALS = ((8, 2), (40, 3))
-FIRST_ORDER_INTERVALS = ((8, 2), (40, 3))
-MULTISTEP_INTERVALS = ((20, 2), (40, 3))  # multistep solvers extrapolate themselves, so forecasts gain less
+INTERVALS = ((6, 2), (40, 3))
+PLAIN_INTERVALS = ((12, 2), (40, 3))  # where outputs can't be turned into clean images
 
 
 @dataclass(frozen=True)
@@ -125,11 +124,8 @@ def _interval(
         return 1, "every step runs, since nobody tells how many there are"
     if sampling.solver == TWO_CALLS:
         return 1, f"every step runs, since {sampling.scheduler} calls the model more than once a step"
-    if sampling.noise:
-        rule = STOCHASTIC_INTERVALS
-    else:
-        rule = MULTISTEP_INTERVALS if sampling.solver == MULTISTEP else FIRST_ORDER_INTERVALS
-    interval = max((every for least, every in rule if steps >= least), default=1)
+    intervals = INTERVALS if image_is_known else PLAIN_INTERVALS
+    interval = max((every for least, every in intervals if steps >= least), default=1)
     if interval == 1:
         return 1, f"every step runs, since {steps} steps are too few to forecast between"
     return interval, sampling.noise or f"{sampling.scheduler} is deterministic"
