@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openai
 import psutil
 import pytest
 import torch
@@ -257,6 +256,8 @@ def test_requests_come_from_this_machine_and_rays_own_ports_ask_for_a_token(serv
 
 
 def test_the_openai_client_is_content(server: Server) -> None:
+    import openai  # takes seconds
+
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
     answer = client.images.generate(prompt="pizza", n=2, size="32x32", extra_body={"steps": 2})
     assert [picture.size for picture in pictures_in(answer.model_dump())] == [(32, 32)] * 2
