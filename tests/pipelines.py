@@ -150,6 +150,24 @@ def make(name: str) -> DiffusionPipeline:
     return pipe
 
 
+def shallow(name: str) -> DiffusionPipeline:
+    """With a block of each kind, or at the finest level alone: for tests that compile them."""
+    pipe = make(name)
+    if name == "flux":
+        del pipe.transformer.transformer_blocks[1:], pipe.transformer.single_transformer_blocks[1:]
+        return pipe
+    assert name == "sd1"
+    one_level = {
+        "block_out_channels": (16,),
+        "down_block_types": ("CrossAttnDownBlock2D",),
+        "up_block_types": ("CrossAttnUpBlock2D",),
+        "mid_block_type": None,
+    }
+    torch.manual_seed(0)
+    pipe.unet = UNet2DConditionModel.from_config({**pipe.unet.config, **one_level}).eval()
+    return pipe
+
+
 def denoiser(pipe: DiffusionPipeline) -> torch.nn.Module:
     return pipe.unet if hasattr(pipe, "unet") else pipe.transformer
 
