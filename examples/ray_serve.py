@@ -14,7 +14,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal
 
-import torch
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -24,7 +23,6 @@ from ray.serve.exceptions import BackPressureError
 from starlette.exceptions import HTTPException
 
 import tomadiff
-from tomadiff.tools.loading import load
 
 MODEL, DEVICE, DTYPE = "emoji-unet", "cpu", "fp32"  # or any hub id or folder, "cuda", "fp16"
 SIZES = ("128x128", "64x64", "64x32", "32x32")  # width x height; the first is the default
@@ -55,6 +53,8 @@ class Order(BaseModel, extra="forbid", strict=True):
 )
 class ImageGenerator:
     def __init__(self):
+        from tomadiff.tools.loading import load  # torch takes seconds to import, and only here it is needed
+
         self.pipe = load(MODEL, DEVICE, DTYPE)
         self.pipe.set_progress_bar_config(disable=True)
         tomadiff.apply(self.pipe, ratio=0.5)
@@ -72,6 +72,8 @@ class ImageGenerator:
             if gone.is_set():
                 raise InterruptedError("nobody waits for this picture")
             return tensors
+
+        import torch
 
         width, height = map(int, size.split("x"))
         generator = torch.Generator()

@@ -13,25 +13,20 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
-import torch
-from diffusers import DiffusionPipeline
-from pipelines import MAKERS, make
-from tiny import NAMES
 from xdist.scheduler import LoadScopeScheduling
 
-from tomadiff.tools.demo import true_size
-from tomadiff.tools.evaluate.weights import WEIGHTS, fetch
+# Not torch and what needs it: the process that starts the workers would import it, too, and they wait for it.
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 # What inductor kept of a run with another OMP_NUM_THREADS or ATEN_CPU_CAPABILITY can abort the process.
 INDUCTOR_CACHE = tempfile.TemporaryDirectory(prefix="tomadiff-inductor-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = INDUCTOR_CACHE.name
-torch.set_num_threads(1)  # whatever the environment says
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: beside other tests, Ray hardly starts
-true_size.ROUNDS, true_size.SIDE = 1, 8  # its block takes seconds at its true size, and no test reads them
 # The same examples in every run, and no folder of them; --hypothesis-profile fuzz looks for others.
 # No deadline: no test may depend on how busy the machine is.
 hypothesis.settings.register_profile("steady", derandomize=True, database=None, deadline=None)
@@ -46,6 +41,7 @@ LONG = (
 )
 # Ray's look for its processes: one by one.
 GROUPS = {"test_eval_ray": "ray", "test_serving": "ray"}
+FAMILIES = {file.stem for file in Path(__file__).with_name("tiny").glob("*.py")}
 
 
 class Scheduler(LoadScopeScheduling):
@@ -57,7 +53,7 @@ class Scheduler(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path, _, test = nodeid.partition("::")
         file = Path(path).stem
-        models = [part for part in test.rstrip("]").replace("[", "-").split("-") if part in NAMES]
+        models = [part for part in test.rstrip("]").replace("[", "-").split("-") if part in FAMILIES]
         return f"family {models[0]}" if file == "test_families" and models else GROUPS.get(file, file)
 
 
@@ -88,14 +84,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", metavar="FOLDER", help="write pictures of the page for the docs")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def little_work() -> None:
+    import torch
+
+    from tomadiff.tools.demo import true_size
+
+    torch.set_num_threads(1)  # whatever the environment says
+    true_size.ROUNDS, true_size.SIDE = 1, 8  # a block takes seconds at its true size, and no test reads them
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Commands set the number for the whole process."""
+    import torch
+
     yield
     torch.set_num_threads(1)
 
 
-@pytest.fixture(params=MAKERS)
+@pytest.fixture(params=["sd1", "sdxl", "sd3", "flux"])  # the makers of `pipelines`
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -103,6 +111,8 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def pipe(name: str) -> Iterator[DiffusionPipeline]:
     """A fresh pipeline of each kind."""
+    from pipelines import make
+
     yield make(name)
 
 
@@ -116,6 +126,8 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def downloaded() -> Path:
     """The real weights, through the package's own fetch, kept for the next run of the tests."""
+    from tomadiff.tools.evaluate.weights import WEIGHTS, fetch
+
     folder = Path.home() / ".cache" / "tomadiff-tests"
     folder.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch, (folder / "lock").open("w") as lock:

@@ -34,7 +34,8 @@ def vae(latent_channels: int = 4) -> AutoencoderKL:
         block_out_channels=(8, 8, 8, 8),
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
-        layers_per_block=1,
+        layers_per_block=0,  # between them; diffusers looks at every module in each call of a pipeline
+        mid_block_add_attention=False,
         norm_num_groups=4,
         latent_channels=latent_channels,
         shift_factor=0.0,
@@ -146,6 +147,24 @@ def make(name: str) -> DiffusionPipeline:
     pipe = MAKERS[name]()
     denoiser(pipe).eval()  # as from_pretrained leaves it
     pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def shallow(name: str) -> DiffusionPipeline:
+    """With a block of each kind, or at the finest level alone: for tests that compile them."""
+    pipe = make(name)
+    if name == "flux":
+        del pipe.transformer.transformer_blocks[1:], pipe.transformer.single_transformer_blocks[1:]
+        return pipe
+    assert name == "sd1"
+    one_level = {
+        "block_out_channels": (16,),
+        "down_block_types": ("CrossAttnDownBlock2D",),
+        "up_block_types": ("CrossAttnUpBlock2D",),
+        "mid_block_type": None,
+    }
+    torch.manual_seed(0)
+    pipe.unet = UNet2DConditionModel.from_config({**pipe.unet.config, **one_level}).eval()
     return pipe
 
 

@@ -18,11 +18,13 @@ FLOORS |= {"tools": 5, "__main__": 5}
 API = 4  # the other files at the root
 ADDED = """
 import json, sys
-import torch, diffusers.hooks
 before = set(sys.modules)
 import tomadiff
+at_once = set(sys.modules) - before
+import torch, diffusers.hooks
+before = set(sys.modules)
 tomadiff.apply
-print(json.dumps(sorted(set(sys.modules) - before)))
+print(json.dumps([sorted(at_once), sorted(set(sys.modules) - before)]))
 """
 
 
@@ -84,10 +86,12 @@ def test_the_root_of_the_package_has_few_files() -> None:
     assert rooms == {"core", "methods", "kernels", "models", "runtime", "tools"}
 
 
-def test_importing_the_package_loads_neither_tools_nor_extras() -> None:
+def test_importing_the_package_waits_for_torch_and_loads_neither_tools_nor_extras() -> None:
     done = subprocess.run([sys.executable, "-c", ADDED], capture_output=True, text=True, check=True)
-    added = json.loads(done.stdout)
-    assert "tomadiff.runtime.session" in added
+    at_once, later = json.loads(done.stdout)
+    assert "tomadiff" in at_once and "torch" not in at_once
+    assert "tomadiff.runtime.session" in later
+    added = [*at_once, *later]
     known = {"tomadiff", "torch", "diffusers", *sys.stdlib_module_names}
     assert not [name for name in added if name.split(".")[0] not in known]
     assert not [name for name in added if name.startswith(("tomadiff.tools", "tomadiff.kernels."))]

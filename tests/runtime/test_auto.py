@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline, FirstBlockCacheConfig
-from pipelines import bare_call, denoiser, draw, make
+from pipelines import bare_call, denoiser, draw, make, shallow
 
 import tomadiff
 from tomadiff.errors import ConfigError
@@ -211,7 +211,7 @@ def test_what_can_not_be_measured_is_refused_until_it_was() -> None:
 def test_blocks_that_are_compiled_one_by_one_are_measured_as_they_are(
     everything_gains: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pipe = tomadiff.apply(make("flux"))
+    pipe = tomadiff.apply(shallow("flux"))
     expected = draw(pipe)
     tomadiff.apply(pipe, ratio="auto")
     draw(pipe)

@@ -16,7 +16,7 @@ import torch
 from comparison import state
 from diffusers import DiffusionPipeline, HeunDiscreteScheduler
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
-from pipelines import denoiser, draw, make
+from pipelines import denoiser, draw, make, shallow
 
 import tomadiff
 from tomadiff.runtime import autotune, long_keys, tolerance
@@ -207,7 +207,7 @@ def test_a_mask_over_image_tokens_leaves_attention_alone(gains: None) -> None:
 
 @pytest.mark.parametrize("how", ["compile", "torch.compile", "blocks"])
 def test_a_compiled_model_is_left_alone(how: str, gains: None) -> None:
-    pipe = tomadiff.apply(make("sd1"))
+    pipe = tomadiff.apply(shallow("sd1"))
     draw(pipe, steps=STEPS)
     assert pipe.unet._tomadiff.long_keys.hooks
     if how == "compile":
@@ -218,7 +218,7 @@ def test_a_compiled_model_is_left_alone(how: str, gains: None) -> None:
         pipe.unet = torch.compile(pipe.unet, backend="eager")
     picture = draw(pipe, steps=STEPS)
     assert "keys not merged: the model is compiled" in str(tomadiff.report(pipe))
-    torch.testing.assert_close(picture, drawn(make("sd1"), interval=2))
+    torch.testing.assert_close(picture, drawn(shallow("sd1"), interval=2))
 
 
 def test_an_error_while_measuring_leaves_attention_alone(

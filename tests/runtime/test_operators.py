@@ -26,7 +26,7 @@ SHALLOW: dict[str, dict[str, Any]] = {
     "flux": {"num_layers": 1, "num_single_layers": 1},
     "sana": {"num_layers": 1},
     "pixart": {"num_layers": 1},
-    "hunyuan_dit": {},
+    "hunyuan_dit": {"num_layers": 4},
 }
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("unet", {}),  # conv + flatten + transpose in front of the first block

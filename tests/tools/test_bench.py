@@ -23,7 +23,7 @@ import pytest
 import selection
 import torch
 from PIL import Image
-from pipelines import bare_call, denoiser, make
+from pipelines import bare_call, denoiser, make, shallow
 
 from tomadiff.core import facility_location
 from tomadiff.models import unet
@@ -558,7 +558,7 @@ def compiled_rounds(pipe: Any, made: list[tuple[Contender, Any]]) -> list[list[R
 
 
 def test_nothing_is_compiled_once_everybody_is_warm() -> None:
-    pipe, todo = make("flux"), [("dense", 0.0), ("tomadiff", 0.5), ("tomadiff", 0.25), ("ideal", 0.5)]
+    pipe, todo = shallow("flux"), [("dense", 0.0), ("tomadiff", 0.5), ("tomadiff", 0.25), ("ideal", 0.5)]
     weights = {name: weight.data_ptr() for name, weight in denoiser(pipe).named_parameters()}
     with compiled_contenders(pipe, False, todo, lambda own, method: None, backend="eager") as made:
         before = graphs()
@@ -572,7 +572,7 @@ def test_nothing_is_compiled_once_everybody_is_warm() -> None:
 def test_a_call_that_was_timed_while_something_was_compiled_is_an_error() -> None:
     """As every call was, when contenders took turns on one compiled model."""
     torch.compiler.reset()
-    pipe = make("flux")
+    pipe = shallow("flux")
     denoiser(pipe).compile(backend="eager")
     made = [(contender(denoiser(pipe), None, "tomadiff", 0.5), pipe)]
     with pytest.raises(ValueError, match="compiled something inside a timed call"):

@@ -31,9 +31,9 @@ from tomadiff.tools.generate import Request, save
 from tomadiff.tools.generate import draw as draw_request
 from tomadiff.tools.loading import load
 
-SAMPLE = [scene for scene in SCENES if not scene.held_out][::500]
+SAMPLE = [scene for scene in SCENES if not scene.held_out][::800]
 HELD_OUT = [scene for scene in SCENES if scene.held_out][::200]
-STEPS = 5
+STEPS = 4
 # mean PSNR to the dense pictures that merging half of the tokens must keep, on the sample
 KEPT_PSNR = {"emoji-unet": 30.0, "emoji-flux": 28.0}
 
@@ -79,7 +79,7 @@ def test_merging_half_of_the_tokens_keeps_the_pictures(
 
 def test_a_prompt_is_read_word_by_word(pipe: EmojiPipeline) -> None:
     def picture(prompt: str) -> np.ndarray:
-        return np.asarray(draw_request(pipe, Request(prompt, seed=3, steps=2))[0])
+        return np.asarray(draw_request(pipe, Request(prompt, seed=3, steps=2, size=(32, 64)))[0])
 
     assert (picture("hot dog") == picture("A hot dog!")).all()
     assert (picture("hot dog") != picture("dog")).any()
@@ -273,10 +273,7 @@ def test_interrupting_keeps_finished_pictures_and_no_half_ones(tmp_path: Path) -
             "tomadiff.tools.cli",
             "generate",
             "fox",
-            "--steps",
-            "6",
-            "--num-images",
-            "200",
+            *("--steps", "6", "--size", "32", "32", "--num-images", "200"),
         ],
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
@@ -297,7 +294,7 @@ def test_interrupting_keeps_finished_pictures_and_no_half_ones(tmp_path: Path) -
 
 
 def test_the_demo_writes_its_pictures(tmp_path: Path) -> None:
-    done = tomadiff_command("demo", "--steps", "3", "--prompts", "fox", "--out", "here", folder=tmp_path)
+    done = tomadiff_command("demo", "--steps", "2", "--prompts", "fox", "--out", "here", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     names = {f"{name}{suffix}.png" for name in EMBEDDED for suffix in ("", "-merge-map")}
     assert {path.name for path in (tmp_path / "here").iterdir()} == names

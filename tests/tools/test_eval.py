@@ -358,11 +358,13 @@ def test_cases_show_the_best_the_median_and_the_worst() -> None:
 
 
 def test_after_kill_9_everything_finished_is_kept_and_the_rest_is_drawn(tmp_path: Path) -> None:
+    """Where Ray is not installed, too."""
     folder = tmp_path / "out"
     methods = ["--methods", "tomadiff", "tome", "--metrics", "psnr"]
     command = ["eval", *SMALL, "--limit", "6", *methods]
     code = f"""
-import os, signal
+import os, signal, sys
+sys.modules["ray"] = None
 from tomadiff.tools.cli import main
 from tomadiff.tools.evaluate import store
 
@@ -633,21 +635,16 @@ def test_statistics_of_another_network_are_refused_before_anything_is_drawn(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_ray_everything_else_works_and_the_engine_says_how_to_get_it(tmp_path: Path) -> None:
-    arguments = ["eval", *SMALL, "--engine", "ray", "-o", str(tmp_path / "out")]
-    code = (
-        "import sys; sys.modules['ray'] = None; "
-        f"from tomadiff.tools.cli import main; sys.exit(main({arguments}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2 and "pip install 'tomadiff[ray]'" in done.stderr
-
-
-def test_without_rays_client_its_addresses_say_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("missing", "address"), [("ray", []), ("grpc", ["--address", "ray://nowhere:1"])])
+def test_without_ray_or_its_client_the_engine_says_how_to_get_it(
+    tmp_path: Path,
+    missing: str,
+    address: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "grpc", None)
-    assert evaluate(tmp_path / "out", "--engine", "ray", "--address", "ray://nowhere:1") == 2
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert evaluate(tmp_path / "out", "--engine", "ray", *address) == 2
     assert "pip install 'tomadiff[ray]'" in capsys.readouterr().err
 
 

@@ -127,12 +127,13 @@ def test_work_that_always_fails_says_why(address: str, capsys: pytest.CaptureFix
 
 
 def test_workers_that_can_not_start_say_why(
-    tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(engine, "ATTEMPTS", 2)
     job = replace(JOB, model=str(tmp_path / "nowhere"))
-    with pytest.raises(engine.ClusterError, match=r"3 workers failed to start; .*can't load .*nowhere"):
+    with pytest.raises(engine.ClusterError, match=r"2 workers failed to start; .*can't load .*nowhere"):
         list(engine.run(job, ONE, engine.Cluster(address)))
-    assert capsys.readouterr().err.count("a worker failed to start") == 3
+    assert capsys.readouterr().err.count("a worker failed to start") == 2
 
 
 def test_workers_that_never_come_are_not_waited_for_forever(address: str) -> None:
@@ -180,9 +181,9 @@ def test_a_cluster_that_is_lost_midway_leaves_a_summary_and_can_be_resumed(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Through Ray's client, whose end of the line is killed."""
-    command = ["eval", *SMALL, "--limit", "4", "--metrics", "psnr", "-o", str(tmp_path), "--engine", "ray"]
-    command += ["--workers", "1", "--address", f"ray://127.0.0.1:{free_port}"]
+    """Through Ray's client, whose end of the line is killed; then without, as the cluster is lost."""
+    command = ["eval", *SMALL, "--limit", "4", "--metrics", "psnr", "-o", str(tmp_path)]
+    cluster = ["--engine", "ray", "--workers", "1", "--address", f"ray://127.0.0.1:{free_port}"]
     keep = Store.add
 
     def keep_and_kill(store: Store, drawing: Drawing) -> None:
@@ -193,7 +194,7 @@ def test_a_cluster_that_is_lost_midway_leaves_a_summary_and_can_be_resumed(
 
     with monkeypatch.context() as patch:
         patch.setattr(Store, "add", keep_and_kill)
-        assert main(command) == 2
+        assert main([*command, *cluster]) == 2
     said = capsys.readouterr().err
     assert "the cluster is lost: " in said and "continue with --resume" in said
     kept = sum(row["method"] == "dense" for row in read_rows(tmp_path / "rows.jsonl"))

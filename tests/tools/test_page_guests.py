@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +15,13 @@ import pytest
 from tomadiff.tools.ui import show
 from tomadiff.tools.ui.studio import Studio
 
-pytest.importorskip("gradio", reason="pip install 'tomadiff[ui]'")
+if find_spec("gradio") is None:  # importing it takes seconds, of every worker that collects tests
+    pytest.skip("pip install 'tomadiff[ui]'", allow_module_level=True)
 import httpx
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from tomadiff.tools.ui import allowlist, listeners
-from tomadiff.tools.ui.page import build
-from tomadiff.tools.ui.server import launch
 
 PATIENCE = 600.0  # seconds, for machines that are busy
 LONG = 1000  # steps
@@ -68,6 +68,9 @@ def clock() -> Iterator[list[float]]:
 def served(
     tmp_path_factory: pytest.TempPathFactory, clock: list[float]
 ) -> Iterator[tuple[Studio, httpx.Client]]:
+    from tomadiff.tools.ui.page import build
+    from tomadiff.tools.ui.server import launch
+
     folder = tmp_path_factory.mktemp("page")
     studio = Studio("emoji-flux", steps=LONG)
     with pytest.MonkeyPatch.context() as patch:

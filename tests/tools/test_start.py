@@ -84,12 +84,6 @@ def test_a_process_that_ignores_ctrl_c_goes_on_doing_so() -> None:
     )
 
 
-def test_importing_the_package_waits_for_torch_until_it_is_used() -> None:
-    loaded = "print('torch' in sys.modules)"
-    done = python(f"import sys, tomadiff; {loaded}; tomadiff.apply; {loaded}")
-    assert done.stdout.split() == ["False", "True"]
-
-
 def test_names_on_the_command_line_are_those_of_what_they_name() -> None:
     assert tuple(EMBEDDED) == names.EMBEDDED
     assert tuple(ARCHITECTURES) == names.ARCHITECTURES

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import pytest
 from tomadiff import settings_file
 from tomadiff.tools.ui.studio import Studio
 
-pytest.importorskip("gradio", reason="pip install 'tomadiff[ui]'")
+if find_spec("gradio") is None:
+    pytest.skip("pip install 'tomadiff[ui]'", allow_module_level=True)
 api = pytest.importorskip("playwright.sync_api", reason="pip install 'tomadiff[test]'")
 import httpx  # noqa: E402
 
