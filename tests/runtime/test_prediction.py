@@ -137,3 +137,17 @@ def test_with_fresh_noise_the_last_image_is_held_whatever_the_noise() -> None:
         history.add(step, noisy.output(0, image + step), noisy)
     noisy = NoisyInput(torch.randn(2, 4), Terms(torch.tensor(0.5), torch.tensor(7.0)))
     assert torch.allclose(history.forecast(2, noisy), noisy.output(0, image + 1), atol=1e-4)
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_sample_whose_output_is_not_what_it_is_taken_for_is_forecast_as_it_is(hold: bool) -> None:
+    """The first sample's output stands for its image, the second's does not depend on the input at all."""
+    image, constant, history = torch.randn(1, 4), torch.randn(1, 4), History()
+    history.hold = hold
+    for step in range(3):
+        noisy = NoisyInput(10 * torch.randn(2, 4), TERMS)
+        history.add(step, torch.cat([noisy.output(0, image.expand(2, 4))[:1], constant]), noisy)
+    noisy = NoisyInput(10 * torch.randn(2, 4), TERMS)
+    right, wrong = history.forecast(3, noisy)
+    assert torch.allclose(right, noisy.output(0, image.expand(2, 4))[0], atol=1e-3)
+    assert torch.allclose(wrong, constant[0], atol=1e-3)

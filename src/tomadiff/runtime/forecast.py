@@ -20,47 +20,59 @@ from .prediction import NoisyInput
 PLAIN = NoisyInput()  # outputs are forecast as they are
 # gaps in a generation with which forecasts are least and most bold (docs/quality.md)
 GAPS = 4, 12
+DOUBT = 4.0  # the least ratio of squared errors for which outputs are forecast as they are, not as images
 
 
 @dataclass(frozen=True)
 class Point:
-    """An output of the model: its clean images in fp32, and what is needed to build another of that form."""
+    """An output of the model, and the clean images that it stands for, in fp32.
+
+    Both are by index among the output's leaves, which has more: what is needed to build another of that form.
+    """
 
     step: int
-    images: dict[int, Tensor]  # for each floating-point tensor, by index among the leaves
-    leaves: list[Any]  # the output's other leaves, and the dtypes of those in `images`
+    outputs: dict[int, Tensor]  # floating-point tensors
+    images: dict[int, Tensor]
+    leaves: list[Any]  # the other leaves, and the dtypes of those in `outputs`
     form: TreeSpec  # the structure of the output: a tuple, a list, or a diffusers output class
 
     @classmethod
     def of(cls, step: int, output: Any, noisy: NoisyInput) -> Point:
         leaves, form = tree_flatten(output)
         # copied, since the caller may modify the output in place
-        images = {
-            i: noisy.image(i, leaf.detach().to(torch.float32, copy=True))
+        outputs = {
+            i: leaf.detach().to(torch.float32, copy=True)
             for i, leaf in enumerate(leaves)
             if isinstance(leaf, Tensor) and leaf.is_floating_point()
         }
-        others = [leaf.dtype if i in images else leaf for i, leaf in enumerate(leaves)]
-        return cls(step, images, others, form)
+        images = {i: noisy.image(i, value) for i, value in outputs.items()}
+        others = [leaf.dtype if i in outputs else leaf for i, leaf in enumerate(leaves)]
+        return cls(step, outputs, images, others, form)
 
     def fits(self, other: Point) -> bool:
-        shapes, others = ({i: x.shape for i, x in point.images.items()} for point in (self, other))
+        shapes, others = ({i: x.shape for i, x in point.outputs.items()} for point in (self, other))
         return self.form == other.form and shapes == others
 
-    def with_images(self, images: dict[int, Tensor], noisy: NoisyInput) -> Any:
-        """An output of the same form that stands for these clean images."""
-        outputs = {i: noisy.output(i, image) for i, image in images.items()}
+    def with_outputs(self, outputs: dict[int, Tensor]) -> Any:
+        """An output of the same form with these values."""
         leaves = [_as(outputs[i], leaf) if i in outputs else leaf for i, leaf in enumerate(self.leaves)]
         return tree_unflatten(leaves, self.form)
 
 
 class History:
-    """The last outputs of one call of a step, oldest first."""
+    """The last outputs of one call of a step, oldest first.
+
+    What an output says about the image is what the scheduler takes it for. Should that be wrong, as with a
+    pipeline that does something of its own to outputs, they are better forecast as they are. So each output
+    of the model is compared with both forecasts, sample by sample, and if that by way of the image is much
+    farther off, the other one is taken until the next output.
+    """
 
     def __init__(self) -> None:
         self._points: deque[Point] = deque(maxlen=3)
+        self._by_image: dict[int, Tensor] = {}  # whether that is near enough, for each sample [B, 1, ...]
         self.hold = False  # repeat the last clean image instead of extrapolating
-        self.steps: int | None = None  # of the generation; None: be bold
+        self.steps: int | None = None  # of the generation, if known
         self.may_repeat = False  # the output of the first step may be used again
 
     @property
@@ -72,21 +84,47 @@ class History:
         point = Point.of(step, output, noisy)
         if self._points and not point.fits(self._points[-1]):
             self._points.clear()
+        self._by_image = {}
+        if self._points:
+            by_image, as_they_are = self._forecasts(step, noisy)
+            for i, true in point.outputs.items():
+                self._by_image[i] = _error(by_image[i], true) <= DOUBT * _error(as_they_are[i], true)
         self._points.append(point)
 
     def tensors(self) -> list[Tensor]:
-        return [image for point in self._points for image in point.images.values()]
+        return [x for point in self._points for x in (*point.outputs.values(), *point.images.values())]
 
     def forecast(self, step: int, noisy: NoisyInput = PLAIN) -> Any:
         """The output at a later step, in the form of the last one; `noisy` is the input at that step."""
+        by_image, as_they_are = self._forecasts(step, noisy)
+        for i, nearer in self._by_image.items():
+            by_image[i] = torch.where(nearer, by_image[i], as_they_are[i])
+        return self._points[-1].with_outputs(by_image)
+
+    def _forecasts(self, step: int, noisy: NoisyInput) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """Outputs by way of clean images, and outputs as they are."""
         points = list(self._points)[-1:] if self.hold else list(self._points)
-        weights = extrapolation([point.step for point in points], step, self.steps)
-        last, images = points[-1], {}
-        for i, newest in last.images.items():
-            images[i] = newest * weights[-1]
-            for point, weight in zip(points, weights[:-1]):
-                images[i].add_(point.images[i], alpha=weight)
-        return last.with_images(images, noisy)
+        ran = [point.step for point in points]
+        weights, plain_weights = extrapolation(ran, step, self.steps), extrapolation(ran, step)
+        by_image, as_they_are = {}, {}
+        for i in points[-1].outputs:
+            image = _weighted([point.images[i] for point in points], weights)
+            by_image[i] = noisy.output(i, image)
+            as_they_are[i] = _weighted([point.outputs[i] for point in points], plain_weights)
+        return by_image, as_they_are
+
+
+def _weighted(tensors: list[Tensor], weights: list[float]) -> Tensor:
+    total = tensors[-1] * weights[-1]
+    for tensor, weight in zip(tensors[:-1], weights):
+        total.add_(tensor, alpha=weight)
+    return total
+
+
+def _error(forecast: Tensor, true: Tensor) -> Tensor:
+    """The squared error of each sample, [B, 1, ...]."""
+    square = (forecast - true).square()
+    return square.sum(tuple(range(1, square.ndim)), keepdim=True) if square.ndim > 1 else square
 
 
 def extrapolation(points: list[int], step: int, steps: int | None = None) -> list[float]:

@@ -68,8 +68,7 @@ class Generation:
         conditions, history = self._histories.get(call) or (Conditions(), History())
         if conditions.changed(arguments, self._adapters.state()):
             history = History()
-        history.hold = self.sampling.noise is not None
-        history.steps = self._steps if self._prediction else None
+        history.hold, history.steps = self.sampling.noise is not None, self._steps
         history.may_repeat = conditions.same
         self._histories[call] = conditions, history
         return history
