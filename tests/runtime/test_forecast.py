@@ -46,21 +46,26 @@ def calls_of(model: nn.Module) -> Iterator[list[Any]]:
 
 @contextmanager
 def recorded_forecasts(pipe: Any) -> Iterator[list[bool]]:
-    """For each forecast, whether it stands for the same clean image as the last output."""
+    """For each forecast, whether it holds the last output, as it is or as the clean image it stands for."""
     session, held = denoiser(pipe)._tomadiff, []
-    images: list[Tensor] = []
+    last: list[tuple[Tensor, Tensor]] = []
     begin, end = session._begin, session._end
+
+    def both(turn: Any, output: Any) -> tuple[Tensor, Tensor]:
+        return output[0], turn.noisy.image(0, output[0])
 
     def began(args: tuple, kwargs: dict[str, Any]) -> Any:
         turn = begin(args, kwargs)
         if turn.call is None:
-            held.append(torch.allclose(turn.noisy.image(0, turn.forecast[0]), images[-1], atol=1e-3))
+            pairs = zip(both(turn, turn.forecast), last[-1])
+            near = [(now - before).flatten(1).abs().amax(1) < 1e-3 for now, before in pairs]
+            held.append(bool((near[0] | near[1]).all()))
         return turn
 
     def ended(turn: Any, output: Any) -> None:
         end(turn, output)
         if turn.call is not None:
-            images.append(turn.noisy.image(0, output[0]))
+            last.append(both(turn, output))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "_begin", began)
