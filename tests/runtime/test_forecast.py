@@ -46,7 +46,7 @@ def calls_of(model: nn.Module) -> Iterator[list[Any]]:
 
 @contextmanager
 def recorded_forecasts(pipe: Any) -> Iterator[list[bool]]:
-    """For each forecast, whether it holds the last output, as it is or as the clean image it stands for."""
+    """For each forecast, whether it is between the last output, and the last clean image as an output."""
     session, held = denoiser(pipe)._tomadiff, []
     last: list[tuple[Tensor, Tensor]] = []
     begin, end = session._begin, session._end
@@ -57,9 +57,9 @@ def recorded_forecasts(pipe: Any) -> Iterator[list[bool]]:
     def began(args: tuple, kwargs: dict[str, Any]) -> Any:
         turn = begin(args, kwargs)
         if turn.call is None:
-            pairs = zip(both(turn, turn.forecast), last[-1])
-            near = [(now - before).flatten(1).abs().amax(1) < 1e-3 for now, before in pairs]
-            held.append(bool((near[0] | near[1]).all()))
+            ends = last[-1][0], turn.noisy.output(0, last[-1][1])
+            way = [(turn.forecast[0] - each).flatten(1).norm(dim=1) for each in ends]
+            held.append(torch.allclose(sum(way), (ends[0] - ends[1]).flatten(1).norm(dim=1), rtol=1e-3))
         return turn
 
     def ended(turn: Any, output: Any) -> None:

@@ -20,7 +20,8 @@ from .prediction import NoisyInput
 PLAIN = NoisyInput()  # outputs are forecast as they are
 # gaps in a generation with which forecasts are least and most bold (docs/quality.md)
 GAPS = 4, 12
-DOUBT = 4.0  # the least ratio of squared errors for which outputs are forecast as they are, not as images
+TRUST = 2.0  # squared errors of forecasts by way of images count for half
+TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -62,15 +63,15 @@ class Point:
 class History:
     """The last outputs of one call of a step, oldest first.
 
-    What an output says about the image is what the scheduler takes it for. Should that be wrong, as with a
-    pipeline that does something of its own to outputs, they are better forecast as they are. So each output
-    of the model is compared with both forecasts, sample by sample, and if that by way of the image is much
-    farther off, the other one is taken until the next output.
+    Outputs are forecast by way of the clean images that they stand for, and as they are. The latter is closer
+    where a pipeline does something of its own to outputs, so that they are not what its scheduler takes them
+    for. Each output of the model tells how far off either is, sample by sample, and the next forecast is a
+    mean of both, weighted by their squared errors.
     """
 
     def __init__(self) -> None:
         self._points: deque[Point] = deque(maxlen=3)
-        self._by_image: dict[int, Tensor] = {}  # whether that is near enough, for each sample [B, 1, ...]
+        self._by_image: dict[int, Tensor] = {}  # the share of forecasts by way of images, [B, 1, ...]
         self.hold = False  # repeat the last clean image instead of extrapolating
         self.steps: int | None = None  # of the generation, if known
         self.may_repeat = False  # the output of the first step may be used again
@@ -88,7 +89,8 @@ class History:
         if self._points:
             by_image, as_they_are = self._forecasts(step, noisy)
             for i, true in point.outputs.items():
-                self._by_image[i] = _error(by_image[i], true) <= DOUBT * _error(as_they_are[i], true)
+                errors = _error(by_image[i], true), TRUST * _error(as_they_are[i], true)
+                self._by_image[i] = errors[1] / (errors[0] + errors[1]).clamp(min=TINY)
         self._points.append(point)
 
     def tensors(self) -> list[Tensor]:
@@ -97,15 +99,16 @@ class History:
     def forecast(self, step: int, noisy: NoisyInput = PLAIN) -> Any:
         """The output at a later step, in the form of the last one; `noisy` is the input at that step."""
         by_image, as_they_are = self._forecasts(step, noisy)
-        for i, nearer in self._by_image.items():
-            by_image[i] = torch.where(nearer, by_image[i], as_they_are[i])
+        for i, share in self._by_image.items():
+            by_image[i] = torch.lerp(as_they_are[i], by_image[i], share)
         return self._points[-1].with_outputs(by_image)
 
     def _forecasts(self, step: int, noisy: NoisyInput) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """Outputs by way of clean images, and outputs as they are."""
         points = list(self._points)[-1:] if self.hold else list(self._points)
         ran = [point.step for point in points]
-        weights, plain_weights = extrapolation(ran, step, self.steps), extrapolation(ran, step)
+        plain_weights = extrapolation(ran, step)
+        weights = extrapolation(ran, step, self.steps) if noisy.known else plain_weights
         by_image, as_they_are = {}, {}
         for i in points[-1].outputs:
             image = _weighted([point.images[i] for point in points], weights)

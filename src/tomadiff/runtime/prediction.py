@@ -57,6 +57,11 @@ class NoisyInput:
         self._parts = tree_leaves(sample)  # some models take a list of images
         self._terms = terms
 
+    @property
+    def known(self) -> bool:
+        """Whether outputs are known to stand for clean images."""
+        return self._terms is not None
+
     def image(self, index: int, output: Tensor) -> Tensor:
         """The clean image that one of the outputs, in fp32, stands for."""
         x = self._part(index, output)
