@@ -2,6 +2,8 @@
 VENV := .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin
+# With it, every worker of the tests would prepare all their modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-oldest fuzz lint docs wheel-test browser clean
 

@@ -68,7 +68,8 @@ class Generation:
         conditions, history = self._histories.get(call) or (Conditions(), History())
         if conditions.changed(arguments, self._adapters.state()):
             history = History()
-        history.hold, history.steps = self.sampling.noise is not None, self._steps
+        history.hold = self.sampling.known and not self.sampling.deterministic
+        history.steps = self._steps
         history.may_repeat = conditions.same
         self._histories[call] = conditions, history
         return history
