@@ -32,7 +32,7 @@ LEAST = 1e-4  # of signal and noise, by which is divided
 
 
 class Terms(NamedTuple):
-    """output = of_input * x + of_image * image, at one step; what a number is for all, or one per channel."""
+    """At one step, output = of_input * x + of_image * image. A number each, or one for each channel."""
 
     of_input: Tensor
     of_image: Tensor

@@ -1,7 +1,7 @@
 """Whether a pipeline's scheduler samples deterministically, and with what kind of solver.
 
-A model's output can be forecast only along a smooth path, which fresh noise at every step destroys. So an
-unknown scheduler is treated as one that adds noise.
+Along a smooth path, what a model expects can be extrapolated. With fresh noise at every step it can only be
+held, if it is known what outputs say about the image. An unknown scheduler is treated as one that adds noise.
 """
 
 from __future__ import annotations

@@ -128,7 +128,9 @@ def _interval(
     interval = max((every for least, every in intervals if steps >= least), default=1)
     if interval == 1:
         return 1, f"every step runs, since {steps} steps are too few to forecast between"
-    return interval, sampling.noise or f"{sampling.scheduler} is deterministic"
+    if sampling.noise:
+        return interval, f"{sampling.noise}, and the image that the model expects is held in between"
+    return interval, f"{sampling.scheduler} is deterministic"
 
 
 def _start(value: int | float, steps: int | None) -> int:
