@@ -26,16 +26,16 @@ TINY = 1e-30
 
 @dataclass(frozen=True)
 class Point:
-    """An output of the model, and the clean images that it stands for, in fp32.
+    """An output of the model, the clean images that it stands for, and what else an output of that form has.
 
-    Both are by index among the output's leaves, which has more: what is needed to build another of that form.
+    The output may be a tuple, a list or a class of diffusers; tensors are by their index among its leaves.
     """
 
     step: int
-    outputs: dict[int, Tensor]  # floating-point tensors
-    images: dict[int, Tensor]
+    outputs: dict[int, Tensor]  # its floating-point tensors, in fp32
+    images: dict[int, Tensor]  # one for each of them
     leaves: list[Any]  # the other leaves, and the dtypes of those in `outputs`
-    form: TreeSpec  # the structure of the output: a tuple, a list, or a diffusers output class
+    form: TreeSpec  # the structure of the output
 
     @classmethod
     def of(cls, step: int, output: Any, noisy: NoisyInput) -> Point:
@@ -86,7 +86,7 @@ class History:
         if self._points and not point.fits(self._points[-1]):
             self._points.clear()
         self._by_image = {}
-        if self._points:
+        if self._points and noisy.known:  # else both are the same
             by_image, as_they_are = self._forecasts(step, noisy)
             for i, true in point.outputs.items():
                 errors = _error(by_image[i], true), TRUST * _error(as_they_are[i], true)

@@ -54,8 +54,7 @@ class NoisyInput:
     """The input of one call: turns outputs into clean images, and back. Without terms, it changes nothing."""
 
     def __init__(self, sample: Any = None, terms: Terms | None = None) -> None:
-        self._parts = tree_leaves(sample)  # some models take a list of images
-        self._terms = terms
+        self._sample, self._terms = sample, terms
 
     @property
     def known(self) -> bool:
@@ -64,21 +63,20 @@ class NoisyInput:
 
     def image(self, index: int, output: Tensor) -> Tensor:
         """The clean image that one of the outputs, in fp32, stands for."""
-        x = self._part(index, output)
-        if x is None or self._terms is None:
+        if self._terms is None or (x := self._part(index, output)) is None:
             return output
         return (output - self._terms.of_input * x) / self._terms.of_image
 
     def output(self, index: int, image: Tensor) -> Tensor:
         """The output that stands for this clean image."""
-        x = self._part(index, image)
-        if x is None or self._terms is None:
+        if self._terms is None or (x := self._part(index, image)) is None:
             return image
         return self._terms.of_input * x + self._terms.of_image * image
 
     def _part(self, index: int, like: Tensor) -> Tensor | None:
         """The noisy image of an output's shape. Masks and other conditions may follow it, along one axis."""
-        x = self._parts[index] if index < len(self._parts) else None
+        parts = tree_leaves(self._sample)  # some models take a list of images
+        x = parts[index] if index < len(parts) else None
         if not isinstance(x, Tensor) or x.ndim != like.ndim:
             return None
         longer = [axis for axis in range(x.ndim) if x.shape[axis] != like.shape[axis]]

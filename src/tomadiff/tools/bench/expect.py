@@ -104,8 +104,10 @@ def generations(
         name, step = parse(method)[0], counted.get((method, ratio))
         if name in METHODS or name == AUTO:
             config = configuration(method, ratio, family := family_of(denoiser(pipe)[0])).resolve(family)
-            sampling, known = sampling_of(pipe.scheduler), prediction_type(pipe.scheduler) is not None
-            schedule = make_schedule(config, steps, 0, sampling, None, image_is_known=known)
+            known = bool(family.output_sign) and prediction_type(pipe.scheduler) is not None
+            schedule = make_schedule(
+                config, steps, 0, sampling_of(pipe.scheduler), None, image_is_known=known
+            )
             run = sum(map(schedule.runs, range(steps)))
             if len(config.ranges()) > 1 or (config.merges and schedule.merges and step is None):
                 continue  # steps differ, or could not be counted
