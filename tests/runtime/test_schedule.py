@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tomadiff.config import Config
-from tomadiff.runtime.sampling import FIRST_ORDER, TWO_CALLS, Sampling
+from tomadiff.runtime.sampling import Sampling
 from tomadiff.runtime.schedule import FROM_MIDWAY, FROM_NOISE, Schedule, make_schedule
 
 
@@ -62,24 +62,24 @@ def test_steps_beyond_the_last_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "noise", "solver", "image_is_known", "interval"),
+    ("steps", "noise", "between_steps", "image_is_known", "interval"),
     [
-        (5, None, FIRST_ORDER, True, 1),
-        (6, None, FIRST_ORDER, True, 2),
-        (6, "noise", FIRST_ORDER, True, 2),
-        (39, None, FIRST_ORDER, True, 2),
-        (40, "noise", FIRST_ORDER, True, 3),
-        (50, "noise", FIRST_ORDER, False, 1),
-        (11, None, FIRST_ORDER, False, 1),
-        (12, None, FIRST_ORDER, False, 2),
-        (24, None, TWO_CALLS, True, 1),
-        (None, None, FIRST_ORDER, True, 1),
+        (5, None, False, True, 1),
+        (6, None, False, True, 2),
+        (6, "noise", False, True, 2),
+        (39, None, False, True, 2),
+        (40, "noise", False, True, 3),
+        (50, "noise", False, False, 1),
+        (11, None, False, False, 1),
+        (12, None, False, False, 2),
+        (24, None, True, True, 1),
+        (None, None, False, True, 1),
     ],
 )
 def test_auto_goes_by_steps_noise_and_what_is_known_of_the_output(
-    steps: int | None, noise: str | None, solver: str, image_is_known: bool, interval: int
+    steps: int | None, noise: str | None, between_steps: bool, image_is_known: bool, interval: int
 ) -> None:
-    sampling = Sampling("Some", noise, solver, known=True)
+    sampling = Sampling("Some", noise, between_steps, known=True)
     config = Config().resolve()
     schedule = make_schedule(config, steps, 0, sampling, None, image_is_known=image_is_known)
     assert schedule.interval == interval and schedule.merges == (interval == 1)

@@ -1,4 +1,4 @@
-"""Whether a pipeline's scheduler samples deterministically, and with what kind of solver.
+"""Whether a pipeline's scheduler samples deterministically, and with how many calls of the model a step.
 
 Along a smooth path, what a model expects can be extrapolated. With fresh noise at every step it can only be
 held, if it is known what outputs say about the image. An unknown scheduler is treated as one that adds noise.
@@ -15,20 +15,16 @@ from typing import Any
 
 import torch
 
-FIRST_ORDER, MULTISTEP = "first-order", "multistep"
-TWO_CALLS = "two calls a step"  # or more: the solver also calls the model at points between two steps
-
 Settings = Mapping[str, Any]  # a scheduler's config, with the arguments of its `step` on top
 # rule(scheduler, settings): why fresh noise is added, or None if it is not
 NoiseRule = Callable[[Any, Settings], "str | None"]
-SolverRule = Callable[[Settings], str]
 
 
 @dataclass(frozen=True)
 class Sampling:
     scheduler: str  # class name; "" without a scheduler
     noise: str | None  # why fresh noise is added, as in "eta=0.3 adds noise at every step"; None if it isn't
-    solver: str  # FIRST_ORDER, MULTISTEP or TWO_CALLS
+    between_steps: bool  # the solver also calls the model at points between two steps, as Heun's does
     known: bool  # False for classes that are not from diffusers, or newer than the table below
 
     @property
@@ -39,21 +35,20 @@ class Sampling:
 def sampling_of(scheduler: Any, step_arguments: Mapping[str, Any] = {}) -> Sampling:
     """How a scheduler samples if its `step` is called with these arguments and defaults for all others."""
     if scheduler is None:
-        return Sampling("", "there is no scheduler to tell whether noise is added", FIRST_ORDER, known=False)
-    name, rules = type(scheduler).__name__, _rules(scheduler)
-    if rules is None:
-        solver = TWO_CALLS if getattr(scheduler, "order", 1) == 2 else FIRST_ORDER
-        return Sampling(name, f"{name} is not known and may add noise at every step", solver, known=False)
-    solver_rule, noise_rule = rules
+        return Sampling("", "there is no scheduler to tell whether noise is added", False, known=False)
+    name, noise_rule = type(scheduler).__name__, _noise_rule(scheduler)
+    if noise_rule is None:
+        between = getattr(scheduler, "order", 1) == 2
+        return Sampling(name, f"{name} is not known and may add noise at every step", between, known=False)
     settings = ChainMap(dict(step_arguments), _step_defaults(scheduler), dict(scheduler.config))
-    solver = solver_rule if isinstance(solver_rule, str) else solver_rule(settings)
-    return Sampling(name, noise_rule(scheduler, settings), solver, known=True)
+    between = name in BETWEEN_STEPS and BETWEEN_STEPS[name](settings)
+    return Sampling(name, noise_rule(scheduler, settings), between, known=True)
 
 
 def watch_first_step(scheduler: Any) -> FirstStepWatch | None:
     """Record the arguments of the scheduler's next step; None if they can't decide whether noise is added."""
-    rules = _rules(scheduler)
-    read = STEP_RULES.get(rules[1]) if rules else None
+    rule = _noise_rule(scheduler)
+    read = STEP_RULES.get(rule) if rule else None
     if not read or not read & set(_step_defaults(scheduler)):
         return None
     watch = vars(scheduler).get("step") or FirstStepWatch(scheduler)  # two models may share a scheduler
@@ -94,8 +89,8 @@ class FirstStepWatch:
         return twin
 
 
-def _rules(scheduler: Any) -> tuple[str | SolverRule, NoiseRule] | None:
-    """The scheduler's rules; None for a class from outside diffusers, or if `step` has been replaced."""
+def _noise_rule(scheduler: Any) -> NoiseRule | None:
+    """The scheduler's rule; None for a class from outside diffusers, or if `step` has been replaced."""
     if type(scheduler).__module__.split(".")[0] != "diffusers":
         return None
     if not isinstance(vars(scheduler).get("step"), FirstStepWatch | None):
@@ -155,80 +150,74 @@ def _between_ode_limits(scheduler: Any, settings: Settings) -> str | None:
     return "RFD4 adds noise at every step between its limits" if adds else None
 
 
-def _by_order(higher: str) -> SolverRule:
-    return lambda settings: higher if settings["solver_order"] > 1 else FIRST_ORDER
-
-
-def _runge_kutta_first(settings: Settings) -> str:
-    return MULTISTEP if settings["skip_prk_steps"] else TWO_CALLS
-
-
-def _with_corrector(settings: Settings) -> str:
-    return TWO_CALLS if settings["correct_steps"] > 0 else FIRST_ORDER
-
-
-def _helios(settings: Settings) -> str:
-    return MULTISTEP if settings["scheduler_type"] == "unipc" else FIRST_ORDER
-
-
 # rules that depend on arguments of `step`, and the names of these arguments
 STEP_RULES: dict[NoiseRule, set[str]] = {_eta: {"eta"}, _churn: {"s_churn", "s_noise"}}
 
 # Keyed by class name, since not every version of diffusers has every class. (FlowMatchEuler takes `s_churn`,
 # and CogVideoX DDIM and DPM take `eta`, but none of them uses it.)
-SCHEDULERS: dict[str, tuple[str | SolverRule, NoiseRule]] = {
-    "AmusedScheduler": (FIRST_ORDER, _tokens("Amused")),
-    "BlockRefinementScheduler": (FIRST_ORDER, _tokens("Block refinement")),
-    "CMStochasticIterativeScheduler": (FIRST_ORDER, _always("A consistency model")),
-    "CogVideoXDDIMScheduler": (FIRST_ORDER, _none),
-    "CogVideoXDPMScheduler": (MULTISTEP, _always("CogVideoX DPM")),
-    "ConsistencyDecoderScheduler": (FIRST_ORDER, _always("A consistency decoder")),
-    "CosineDPMSolverMultistepScheduler": (_by_order(MULTISTEP), _always("Cosine DPM++ SDE")),
-    "DDIMInverseScheduler": (FIRST_ORDER, _none),
-    "DDIMParallelScheduler": (FIRST_ORDER, _eta),
-    "DDIMScheduler": (FIRST_ORDER, _eta),
-    "DDPMParallelScheduler": (FIRST_ORDER, _always("DDPM")),
-    "DDPMScheduler": (FIRST_ORDER, _always("DDPM")),
-    "DDPMWuerstchenScheduler": (FIRST_ORDER, _always("DDPM")),
-    "DEISMultistepScheduler": (_by_order(MULTISTEP), _none),
-    "DPMSolverMultistepInverseScheduler": (_by_order(MULTISTEP), _sde),
-    "DPMSolverMultistepScheduler": (_by_order(MULTISTEP), _sde),
-    "DPMSolverSDEScheduler": (TWO_CALLS, _always("DPM++ SDE")),
-    "DPMSolverSinglestepScheduler": (_by_order(TWO_CALLS), _sde),
-    "DiscreteDDIMScheduler": (FIRST_ORDER, _tokens("Discrete DDIM")),
-    "EDMDPMSolverMultistepScheduler": (_by_order(MULTISTEP), _sde),
-    "EDMEulerScheduler": (FIRST_ORDER, _churn),
-    "EntropyBoundScheduler": (FIRST_ORDER, _tokens("Entropy bound")),
-    "EulerAncestralDiscreteScheduler": (FIRST_ORDER, _always("Euler ancestral")),
-    "EulerDiscreteScheduler": (FIRST_ORDER, _churn),
-    "FlowMapEulerDiscreteScheduler": (FIRST_ORDER, _none),
-    "FlowMatchEulerDiscreteScheduler": (FIRST_ORDER, _stochastic_sampling),
-    "FlowMatchHeunDiscreteScheduler": (TWO_CALLS, _churn),
-    "FlowMatchLCMScheduler": (FIRST_ORDER, _always("LCM")),
-    "HeliosDMDScheduler": (FIRST_ORDER, _none),  # re-adds the initial noise, not fresh noise
-    "HeliosScheduler": (_helios, _none),
-    "HeunDiscreteScheduler": (TWO_CALLS, _none),
-    "IPNDMScheduler": (MULTISTEP, _none),
-    "KDPM2AncestralDiscreteScheduler": (TWO_CALLS, _always("KDPM2 ancestral")),
-    "KDPM2DiscreteScheduler": (TWO_CALLS, _none),
-    "KarrasVeScheduler": (TWO_CALLS, _churn),
-    "LCMScheduler": (FIRST_ORDER, _always("LCM")),
-    "LMSDiscreteScheduler": (MULTISTEP, _none),
-    "LTXEulerAncestralRFScheduler": (FIRST_ORDER, _eta),
-    "MiniMaxH3Scheduler": (FIRST_ORDER, _none),
-    "PNDMScheduler": (_runge_kutta_first, _none),
-    "PiflowScheduler": (FIRST_ORDER, _none),
-    "RFD4ProteinaScheduler": (FIRST_ORDER, _between_ode_limits),
-    "RePaintScheduler": (FIRST_ORDER, _always("RePaint")),
-    "SASolverScheduler": (MULTISTEP, _tau),
-    "SCMScheduler": (FIRST_ORDER, _always("SCM")),
-    "ScoreSdeVeScheduler": (_with_corrector, _always("Score SDE-VE")),
-    "ScoreSdeVpScheduler": (FIRST_ORDER, _always("Score SDE-VP")),
-    "TCDScheduler": (FIRST_ORDER, _eta),
-    "UnCLIPScheduler": (FIRST_ORDER, _always("UnCLIP")),
-    "UniPCMultistepScheduler": (
-        MULTISTEP,
-        _none,
-    ),  # also at order 1, by its corrector
-    "VQDiffusionScheduler": (FIRST_ORDER, _tokens("VQ diffusion")),
+SCHEDULERS: dict[str, NoiseRule] = {
+    "AmusedScheduler": _tokens("Amused"),
+    "BlockRefinementScheduler": _tokens("Block refinement"),
+    "CMStochasticIterativeScheduler": _always("A consistency model"),
+    "CogVideoXDDIMScheduler": _none,
+    "CogVideoXDPMScheduler": _always("CogVideoX DPM"),
+    "ConsistencyDecoderScheduler": _always("A consistency decoder"),
+    "CosineDPMSolverMultistepScheduler": _always("Cosine DPM++ SDE"),
+    "DDIMInverseScheduler": _none,
+    "DDIMParallelScheduler": _eta,
+    "DDIMScheduler": _eta,
+    "DDPMParallelScheduler": _always("DDPM"),
+    "DDPMScheduler": _always("DDPM"),
+    "DDPMWuerstchenScheduler": _always("DDPM"),
+    "DEISMultistepScheduler": _none,
+    "DPMSolverMultistepInverseScheduler": _sde,
+    "DPMSolverMultistepScheduler": _sde,
+    "DPMSolverSDEScheduler": _always("DPM++ SDE"),
+    "DPMSolverSinglestepScheduler": _sde,
+    "DiscreteDDIMScheduler": _tokens("Discrete DDIM"),
+    "EDMDPMSolverMultistepScheduler": _sde,
+    "EDMEulerScheduler": _churn,
+    "EntropyBoundScheduler": _tokens("Entropy bound"),
+    "EulerAncestralDiscreteScheduler": _always("Euler ancestral"),
+    "EulerDiscreteScheduler": _churn,
+    "FlowMapEulerDiscreteScheduler": _none,
+    "FlowMatchEulerDiscreteScheduler": _stochastic_sampling,
+    "FlowMatchHeunDiscreteScheduler": _churn,
+    "FlowMatchLCMScheduler": _always("LCM"),
+    "HeliosDMDScheduler": _none,  # re-adds the initial noise, not fresh noise
+    "HeliosScheduler": _none,
+    "HeunDiscreteScheduler": _none,
+    "IPNDMScheduler": _none,
+    "KDPM2AncestralDiscreteScheduler": _always("KDPM2 ancestral"),
+    "KDPM2DiscreteScheduler": _none,
+    "KarrasVeScheduler": _churn,
+    "LCMScheduler": _always("LCM"),
+    "LMSDiscreteScheduler": _none,
+    "LTXEulerAncestralRFScheduler": _eta,
+    "MiniMaxH3Scheduler": _none,
+    "PNDMScheduler": _none,
+    "PiflowScheduler": _none,
+    "RFD4ProteinaScheduler": _between_ode_limits,
+    "RePaintScheduler": _always("RePaint"),
+    "SASolverScheduler": _tau,
+    "SCMScheduler": _always("SCM"),
+    "ScoreSdeVeScheduler": _always("Score SDE-VE"),
+    "ScoreSdeVpScheduler": _always("Score SDE-VP"),
+    "TCDScheduler": _eta,
+    "UnCLIPScheduler": _always("UnCLIP"),
+    "UniPCMultistepScheduler": _none,
+    "VQDiffusionScheduler": _tokens("VQ diffusion"),
+}
+
+# whether a solver calls the model between steps, too, by class name; others never do
+BETWEEN_STEPS: dict[str, Callable[[Settings], bool]] = {
+    "DPMSolverSDEScheduler": lambda settings: True,
+    "DPMSolverSinglestepScheduler": lambda settings: settings["solver_order"] > 1,
+    "FlowMatchHeunDiscreteScheduler": lambda settings: True,
+    "HeunDiscreteScheduler": lambda settings: True,
+    "KDPM2AncestralDiscreteScheduler": lambda settings: True,
+    "KDPM2DiscreteScheduler": lambda settings: True,
+    "KarrasVeScheduler": lambda settings: True,
+    "PNDMScheduler": lambda settings: not settings["skip_prk_steps"],
+    "ScoreSdeVeScheduler": lambda settings: settings["correct_steps"] > 0,
 }

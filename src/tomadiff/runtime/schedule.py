@@ -9,7 +9,7 @@ from typing import Any
 from tomadiff.config import Ratio, ResolvedConfig
 from tomadiff.errors import ConfigError
 
-from .sampling import TWO_CALLS, Sampling
+from .sampling import Sampling
 
 # The first steps always run. From pure noise one is enough: the next output is nearly the same. A generation
 # that begins midway (image to image, a refiner), or perhaps does (a bare model), needs two outputs.
@@ -122,7 +122,7 @@ def _interval(
         return 1, f"every step runs, since {sampling.noise}"
     if steps is None:
         return 1, "every step runs, since nobody tells how many there are"
-    if sampling.solver == TWO_CALLS:
+    if sampling.between_steps:
         return 1, f"every step runs, since {sampling.scheduler} calls the model more than once a step"
     intervals = INTERVALS if image_is_known else PLAIN_INTERVALS
     interval = max((every for least, every in intervals if steps >= least), default=1)

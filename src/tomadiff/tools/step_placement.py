@@ -20,7 +20,7 @@ from tomadiff.runtime.autotune import copied
 from tomadiff.runtime.forecast import Point, extrapolation
 from tomadiff.runtime.hook import parameter_names
 from tomadiff.runtime.prediction import NoisyInput, prediction_of
-from tomadiff.runtime.sampling import TWO_CALLS, sampling_of
+from tomadiff.runtime.sampling import sampling_of
 from tomadiff.runtime.schedule import FROM_NOISE, Schedule
 
 FARTHEST = 12  # most steps from one that runs to the next; longer gaps are too risky, and slow to search
@@ -40,7 +40,7 @@ def placements(
     `prediction_of`.
     """
     sampling = sampling_of(pipeline.scheduler)
-    if not sampling.deterministic or sampling.solver == TWO_CALLS:
+    if not sampling.deterministic or sampling.between_steps:
         return []
     recorded = [record(model, pipeline, draw, sign) for draw in draws]
     if any(dots is None for dots in recorded):
