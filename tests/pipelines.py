@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,16 @@ def shallow(name: str) -> DiffusionPipeline:
 
 def denoiser(pipe: DiffusionPipeline) -> torch.nn.Module:
     return pipe.unet if hasattr(pipe, "unet") else pipe.transformer
+
+
+@contextmanager
+def steps_that_run(pipe: DiffusionPipeline) -> Iterator[list[int]]:
+    """The step of each call in which the model of a patched pipeline runs."""
+    ran: list[int] = []
+    clock = denoiser(pipe)._tomadiff.clock
+    handle = denoiser(pipe).register_forward_pre_hook(lambda *_: ran.append(clock.step))
+    yield ran
+    handle.remove()
 
 
 def latents(pipe: DiffusionPipeline, seed: int, size: tuple[int, int]) -> Tensor:

@@ -25,7 +25,7 @@ from diffusers import (
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig
-from pipelines import bare_call, denoiser, draw, make, text
+from pipelines import bare_call, denoiser, draw, make, steps_that_run, text
 from torch import Tensor, nn
 
 import tomadiff
@@ -145,10 +145,7 @@ def test_a_caller_may_write_into_what_it_was_given() -> None:
 
 def test_skipped_steps_run_nothing_and_the_report_says_how_many(pipe: Any) -> None:
     tomadiff.apply(pipe, interval=3)
-    ran: list[int] = []
-    step = denoiser(pipe)._tomadiff.clock
-    with calls_of(denoiser(pipe)) as calls:
-        denoiser(pipe).register_forward_pre_hook(lambda *_: ran.append(step.step))
+    with calls_of(denoiser(pipe)) as calls, steps_that_run(pipe) as ran:
         assert draw(pipe, steps=STEPS).isfinite().all()
     assert sorted(set(ran)) == [0, 2, 5, 8, 9], "the first, the last two, every third before them"
     report = tomadiff.report(pipe)
@@ -415,16 +412,13 @@ def test_image_to_image_after_text_to_image_starts_anew() -> None:
 
 def skipped_after(pipe: Any, change: Any, steps: int = 12, at: int = 5) -> list[int]:
     """The steps that ran, of a generation in which something is changed on the way."""
-    ran: list[int] = []
-    clock = denoiser(pipe)._tomadiff.clock
-    handle = denoiser(pipe).register_forward_pre_hook(lambda *_: ran.append(clock.step))
 
     def turn(pipe: Any, step: int, time: Any, inputs: dict) -> dict:
         return (change(inputs) or {}) if step == at else {}
 
     names = ["latents", "prompt_embeds"]
-    draw(pipe, steps=steps, callback_on_step_end=turn, callback_on_step_end_tensor_inputs=names)
-    handle.remove()
+    with steps_that_run(pipe) as ran:
+        draw(pipe, steps=steps, callback_on_step_end=turn, callback_on_step_end_tensor_inputs=names)
     return sorted(set(ran))
 
 

@@ -13,7 +13,7 @@ PROMPTS = (
     "cupcake on orange",
     "rocket on the right on purple",
 )
-STEPS = 16  # so that the demo takes about 80 seconds on two cores
+STEPS = 14  # so that the demo takes 60 to 90 seconds on two cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
