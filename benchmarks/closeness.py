@@ -64,7 +64,7 @@ TABLES = {  # beside the usual one, of methods for deterministic sampling
     "few": "methods for few steps and stochastic sampling",
     "merging": "merging methods, and settings of ours",
     "keys": "methods that merge keys and values",
-    "placement": "steps that run, counted back from the last two, or from the first two on",
+    "placement": "steps that run, evenly spaced or counted back from the last two",
 }
 
 
@@ -77,20 +77,20 @@ def contenders(model: str, steps: int, table: str | None) -> list[tuple[str, flo
     if table == "keys":
         return [(method, 0.0) for method in MERGED_KEYS]
     if table == "placement":
-        intervals = [each for every in (2, 3, 4) for each in (every, from_first_two(steps, every))]
+        intervals = [each for every in (2, 3, 4) for each in (every, counted_back(steps, every))]
         return [(f"tomadiff:interval={interval}", 0.0) for interval in intervals]
     if table == "few":
         rivals = [f"steps:{count}" for count in {max(steps // 2, 1), steps * 5 // 8}]
         return [(method, 0.0) for method in ("auto", "tomadiff:interval=2", *MERGED, *rivals)]
-    runs = [len(from_first_two(steps, every)) for every in (2, 3, 4)]  # as many as run with an interval
+    runs = [len(counted_back(steps, every)) for every in (2, 3, 4)]  # as many as run with an interval
     rivals = [f"steps:{count}" for count in runs] + [f"steps:{runs[1]},solver=dpm++"]
     rivals += FLUX if model == "emoji-flux" else UNET
     return [(method, 0.0) for method in (*OURS, *rivals, "tomadiff:ratio=0.5")]
 
 
-def from_first_two(steps: int, every: int) -> list[int]:
-    """The first two steps, every so many after them, and the last."""
-    return sorted({0, 1, steps - 1, *range(1, steps, every)})
+def counted_back(steps: int, every: int) -> list[int]:
+    """The last two steps, every so many before them, and the first."""
+    return sorted({0, steps - 1, *range(steps - 2, -1, -every)})
 
 
 class ImageGenerator:

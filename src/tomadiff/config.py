@@ -52,10 +52,10 @@ class Config:
     and the number of steps. `interval` alone merges nothing, `ratio` alone runs every step. Any other setting
     that is not given, or None, is the preset's or the method's own; the values below are ToMA's.
 
-    interval: the model runs in the first step, in the last two, and in every N-th before them; in the
-        others its output is forecast. 1 runs every step. Or a list of the steps that run, counted from 0.
-        "auto" chooses by sampler and number of steps; where no forecast would be close enough, every step
-        runs, and does so on merged tokens unless a ratio was given.
+    interval: the model runs in the first step, in the last two, and in evenly spaced ones between, at most N
+        apart; in the others its output is forecast. 1 runs every step. Or a list of the steps that run,
+        counted from 0. "auto" chooses by sampler and number of steps; where no forecast would be close
+        enough, every step runs, and does so on merged tokens unless a ratio was given.
     ratio (0.5): share of tokens removed, 0 <= ratio < 1. Or a mapping, by kind of site ({"self": 0.5,
         "mlp": 0.25}; {"joint": 0.25, "single": 0.5}) or by level of a UNet, named by its downsampling
         ({2: 0.75, 4: 0.25}). Or a list of step ranges, each with the step that it begins at, a number from 0
@@ -312,7 +312,7 @@ def _check_interval(interval: Any) -> None:
         growing = all(map(_is_int, interval)) and all(a < b for a, b in pairwise(interval))
         if not growing or interval[:1] != (0,):
             raise ConfigError(
-                f"interval={list(interval)!r} must list the steps that run, as in [0, 2, 5, 8, 9]: numbers "
+                f"interval={list(interval)!r} must list the steps that run, as in [0, 3, 6, 8, 9]: numbers "
                 "that grow, the first of them 0, since a forecast needs an output"
             )
     elif interval != "auto" and (not _is_int(interval) or interval < 1):

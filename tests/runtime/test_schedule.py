@@ -21,31 +21,32 @@ def running(steps: int, interval: int, warm_up: int = FROM_NOISE) -> list[int]:
 @pytest.mark.parametrize(
     ("steps", "interval", "expected"),
     [
-        (10, 3, [0, 2, 5, 8, 9]),
+        (10, 3, [0, 3, 6, 8, 9]),
         (24, 2, [*range(0, 24, 2), 23]),
-        (25, 2, [0, *range(1, 25, 2), 24]),
-        (24, 3, [0, *range(1, 24, 3), 23]),
+        (25, 2, [*range(0, 23, 2), 23, 24]),
+        (24, 3, [0, 3, 6, 9, 12, 15, 18, 20, 22, 23]),
         (50, 3, [*range(0, 50, 3), 49]),
-        (24, 4, [0, 1, 5, 9, 13, 17, 21, 23]),  # the last gap is short anyway
+        (24, 4, [0, 4, 8, 12, 16, 19, 22, 23]),
         (6, 1, [0, 1, 2, 3, 4, 5]),
         (1, 4, [0]),
         (2, 4, [0, 1]),
     ],
 )
-def test_steps_are_counted_back_from_the_last_two_unless_the_last_gap_is_short_anyway(
+def test_gaps_are_even_up_to_the_last_two_steps_and_shorter_ones_come_last(
     steps: int, interval: int, expected: list[int]
 ) -> None:
     assert running(steps, interval) == expected
 
 
 @given(st.integers(3, 300), st.integers(2, 40))
-def test_the_first_and_the_last_step_run_and_no_gap_is_wider_than_the_interval(
+def test_the_first_and_the_last_two_steps_run_and_no_gap_is_wider_than_the_interval(
     steps: int, interval: int
 ) -> None:
     ran = running(steps, interval)
     gaps = [after - before for before, after in pairwise(ran)]
-    assert ran[0] == 0 and ran[-1] == steps - 1
-    assert max(gaps) <= interval and gaps[-1] <= max(1, interval / 2)
+    assert ran[0] == 0 and ran[-2:] == [steps - 2, steps - 1]
+    assert max(gaps) <= interval and gaps == sorted(gaps, reverse=True)
+    assert max(gaps) - min(gaps[:-1]) <= 1, "even"
     assert len(ran) == len({0, 1, *range(1, steps, interval), steps - 1}), "as if counted from the second on"
     assert running(steps, interval, FROM_MIDWAY) == sorted({1, *ran})
 

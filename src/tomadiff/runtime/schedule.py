@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,16 +61,19 @@ class Schedule:
             return True
         if self.steps is None:
             return (step - FROM_MIDWAY + 1) % self.interval == 0
-        return step >= self.steps - 1 or (step - self._start_of_intervals(self.steps)) % self.interval == 0
+        return step >= self.steps - 1 or step in self._even_steps
 
-    def _start_of_intervals(self, steps: int) -> int:
-        """The step from which intervals are counted in both directions.
+    @functools.cached_property
+    def _even_steps(self) -> frozenset[int]:
+        """Steps at even distances, from the first to the second last.
 
-        The second last: errors of the last steps stay in the picture, those of early ones are mended. Or the
-        second, if that leaves at most half an interval before the last.
+        Where the interval leaves a remainder, the last gaps are shorter by one: errors of the last steps stay
+        in the picture, those of early ones are mended.
         """
-        left = (steps - 2) % self.interval
-        return 1 if 0 < left <= self.interval / 2 else steps - 2
+        length = max((self.steps or 0) - 2, 0)
+        gaps = max(-(-length // self.interval), 1)
+        shorter, longer = length // gaps, length % gaps  # the length of short gaps, the number of long ones
+        return frozenset(shorter * number + min(number, longer) for number in range(gaps + 1))
 
     @property
     def skips(self) -> bool:
