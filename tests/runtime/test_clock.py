@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from diffusers import FlowMatchHeunDiscreteScheduler
 
 from tomadiff.runtime.clock import MAX_CALLS, Clock
 
@@ -22,7 +25,7 @@ class Scheduler:
 
 class Pipeline:
     def __init__(self) -> None:
-        self.scheduler = Scheduler()
+        self.scheduler: Any = Scheduler()
 
 
 def ticks(clock: Clock, times: list) -> list[tuple[int, int, int]]:
@@ -85,6 +88,19 @@ def test_a_new_table_of_the_pipelines_scheduler_starts_a_generation() -> None:
     for _ in range(3):
         seen += ticks(clock, [t.clone() for t in pipeline.scheduler.set_timesteps(1)])
     assert seen == [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
+
+
+def test_a_solver_that_calls_the_model_twice_at_a_timestep_makes_one_generation() -> None:
+    pipeline = Pipeline()
+    pipeline.scheduler = scheduler = FlowMatchHeunDiscreteScheduler()
+    scheduler.set_timesteps(3)
+    clock, seen, sample = Clock(pipeline), [], torch.randn(2, 3)
+    with torch.no_grad():
+        for timestep in scheduler.timesteps:
+            clock.tick(timestep[None] / 1000, sample)
+            seen.append((clock.generation, clock.step, clock.call))
+            sample = scheduler.step(torch.randn(2, 3), timestep, sample).prev_sample
+    assert seen == [(1, step, 0) for step in range(5)]
 
 
 def test_single_step_generations_of_a_bare_model_never_pile_up() -> None:

@@ -24,7 +24,11 @@ from tomadiff.runtime.planner import Planner
 
 STEPS, TOKENS = 8, 256  # with so few steps, every second one is forecast
 # what is merged by itself, said by settings
-KEYS: dict[str, Any] = {"where": "kv", "weigh_keys": True, "ratio": [(1, {1: long_keys.RATIO})]}
+KEYS: dict[str, Any] = {
+    "where": "kv",
+    "weigh_keys": True,
+    "ratio": [(1, {1: long_keys.RATIO}), (STEPS // 2, 0)],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -53,16 +57,17 @@ def left_alone(pipe: DiffusionPipeline, says: str) -> None:
     assert says in str(tomadiff.report(pipe))
 
 
-def test_keys_are_merged_from_the_second_step_on_and_the_report_says_so(gains: None) -> None:
+def test_keys_are_merged_in_the_first_half_but_for_the_first_step_and_the_report_says_so(gains: None) -> None:
     pipe = make("sd1")
     expected = drawn(pipe, interval=2, **KEYS)
     assert torch.equal(drawn(pipe), expected)
     report = tomadiff.report(pipe)
-    assert "keys merged at 0.5 from 256 tokens on, after the first step: attention" in str(report)
+    says = "keys merged at 0.75 from 256 tokens on, in the first 50% of the steps: attention"
+    assert says in str(report)
     merged = [site for site in report.sites if site.kind == "kv"]
-    assert merged and {(site.level, site.tokens, site.kept) for site in merged} == {(1, 256, 128)}
-    run = report.steps["run"]
-    assert {(site.calls, site.dense_calls) for site in merged} == {(run, 1)} and report.steps["forecast"]
+    assert merged and {(site.level, site.tokens, site.kept) for site in merged} == {(1, 256, 64)}
+    # of steps 0, 2, 4, 6 and 7, keys are merged in step 2
+    assert report.steps["run"] == 5 and {(site.calls, site.dense_calls) for site in merged} == {(5, 4)}
 
 
 def test_the_picture_is_the_same_just_measured_known_and_from_the_disk(gains: None, folder: Path) -> None:
@@ -141,7 +146,7 @@ def test_all_levels_that_are_long_enough_take_part_when_they_come(gains: None) -
     drawn(pipe)
     draw(pipe, steps=STEPS, size=(256, 256))
     report = tomadiff.report(pipe)
-    assert {(site.level, site.kept) for site in report.sites if site.kind == "kv"} == {(1, 512), (2, 128)}
+    assert {(site.level, site.kept) for site in report.sites if site.kind == "kv"} == {(1, 256), (2, 64)}
     picture = draw(pipe, steps=STEPS)
     assert torch.equal(picture, drawn(pipe)), "and others stay dense where they are not"
 

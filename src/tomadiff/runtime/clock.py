@@ -103,6 +103,7 @@ class Time(NamedTuple):
 
     source: Any  # times from different sources can't be compared
     value: float
+    index: int = 0  # of the scheduler, which tells calls at equal timesteps apart: Heun has two of each
 
     @property
     def in_table(self) -> bool:
@@ -128,7 +129,7 @@ def _read(timestep: Tensor | float, scheduler: Any, forward: int) -> Time:
     first, *others = timestep.flatten().tolist()
     # samples with different timesteps belong to different generations, so the next call can't continue this
     source = "value" if all(other == first for other in others) else object()
-    return Time(source, forward * first)
+    return Time(source, forward * first, getattr(scheduler, "step_index", None) or 0)
 
 
 def _first(sample: Any) -> Any:

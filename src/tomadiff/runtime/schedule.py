@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,10 @@ class RatioSchedule:
         """The ratio at one step, for sites of this kind at this level of the model."""
         ratio = self.ranges[self.range(step)][1]
         return ratio.get(kind, ratio.get(level, 0.0)) if isinstance(ratio, Mapping) else ratio
+
+    @property
+    def ends_dense(self) -> bool:
+        return self.ranges[-1][1] == 0
 
     def ever(self, kind: str, level: int) -> bool:
         """Whether such sites merge in any step."""
@@ -104,7 +109,11 @@ def make_schedule(
             )
         listed = frozenset(interval)
         interval = 1
-    ratios = RatioSchedule(tuple((_start(start, steps), ratio) for start, ratio in config.ranges()))
+    ranges = tuple((_start(start, steps), ratio) for start, ratio in config.ranges())
+    if config.merges_as_fallback and steps is not None and steps > 1:
+        # nobody asked to merge in every step, and what late steps get wrong stays in the picture
+        ranges = (*ranges, (math.ceil(steps / 2), 0.0))
+    ratios = RatioSchedule(ranges)
     merges = not config.merges_as_fallback or (interval == 1 and listed is None)
     return Schedule(steps, interval, listed, warm_up, merges, ratios, why)
 
