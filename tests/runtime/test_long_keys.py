@@ -81,7 +81,7 @@ def test_the_picture_is_the_same_just_measured_known_and_from_the_disk(gains: No
 def test_a_size_that_does_not_tolerate_merged_tokens_may_still_have_merged_keys(
     gains: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tolerance, "LIMIT", 0.0)
+    monkeypatch.setattr(tolerance, "LIMIT_OF_FIRST_HALF", 0.0)
     pipe = make("sd1")
     expected = drawn(pipe)
     with pytest.warns(UserWarning, match="changed the model's output"):
@@ -128,7 +128,7 @@ def test_a_sampler_whose_steps_all_run_still_merges_spans(gains: None) -> None:
     drawn(pipe)
     pipe.scheduler = HeunDiscreteScheduler()
     picture = draw(pipe, steps=STEPS)  # beside hooks that wait for long sequences
-    tomadiff.apply(pipe, ratio=0.5)
+    tomadiff.apply(pipe, ratio=[(0, 0.5), (STEPS, 0)])  # it calls the model twice a step
     assert torch.equal(picture, draw(pipe, steps=STEPS))
 
 

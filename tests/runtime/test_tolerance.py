@@ -23,14 +23,19 @@ def pipe(request: pytest.FixtureRequest) -> DiffusionPipeline:
     return make(request.param)
 
 
+def accept_errors_up_to(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tolerance, "LIMIT", limit)
+    monkeypatch.setattr(tolerance, "LIMIT_OF_FIRST_HALF", limit)
+
+
 @pytest.fixture
 def tolerant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tolerance, "LIMIT", float("inf"))
+    accept_errors_up_to(float("inf"), monkeypatch)
 
 
 @pytest.fixture
 def intolerant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tolerance, "LIMIT", 0.0)
+    accept_errors_up_to(0.0, monkeypatch)
 
 
 def calls_in(pipe: DiffusionPipeline, **call: Any) -> int:
@@ -42,10 +47,10 @@ def calls_in(pipe: DiffusionPipeline, **call: Any) -> int:
     return len(calls)
 
 
-def test_a_model_that_tolerates_it_is_merged_as_if_asked_from_its_first_picture_on(
+def test_a_model_that_tolerates_it_is_merged_in_the_first_half_of_the_steps_from_its_first_picture_on(
     pipe: DiffusionPipeline, tolerant: None
 ) -> None:
-    asked = draw(tomadiff.apply(pipe, ratio=0.5), steps=STEPS)
+    asked = draw(tomadiff.apply(pipe, ratio=[(0, 0.5), (2, 0)]), steps=STEPS)
     tomadiff.apply(pipe)
     assert torch.equal(draw(pipe, steps=STEPS), asked) and torch.equal(draw(pipe, steps=STEPS), asked)
     assert "which is accepted" in str(tomadiff.report(pipe))
@@ -78,15 +83,18 @@ def test_a_ratio_that_is_given_is_honoured_without_asking_the_model(
 def test_the_model_runs_once_more_in_the_first_picture_of_each_size(
     pipe: DiffusionPipeline, monkeypatch: pytest.MonkeyPatch, limit: float
 ) -> None:
-    monkeypatch.setattr(tolerance, "LIMIT", limit)
+    accept_errors_up_to(limit, monkeypatch)
     calls = calls_in(pipe)
     tomadiff.apply(pipe)
     sizes = [(64, 64), (64, 64), (64, 128), (64, 64), (64, 128)]
     assert [calls_in(pipe, size=size) - calls for size in sizes] == [1, 0, 1, 0, 0]
 
 
-def test_of_the_embedded_models_the_unet_is_merged_and_the_flux_is_not() -> None:
-    merged = {}
+@pytest.mark.parametrize(
+    ("steps", "merged"), [(1, {"emoji-unet"}), (2, {"emoji-unet", "emoji-flux"})], ids=["all", "first half"]
+)
+def test_the_embedded_flux_is_merged_only_if_dense_steps_follow(steps: int, merged: set[str]) -> None:
+    found = set()
     for name, sampler in (("emoji-unet", "euler-a"), ("emoji-flux", "stochastic")):
         pipe = load_embedded(name)
         pipe.set_progress_bar_config(disable=True)
@@ -94,9 +102,11 @@ def test_of_the_embedded_models_the_unet_is_merged_and_the_flux_is_not() -> None
         tomadiff.apply(pipe)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that nothing is done with the Flux
-            pipe("a cat", num_inference_steps=2, generator=torch.Generator().manual_seed(0), output_type="pt")
-        merged[name] = any(site.calls > site.dense_calls for site in tomadiff.report(pipe).sites)
-    assert merged == {"emoji-unet": True, "emoji-flux": False}
+            generator = torch.Generator().manual_seed(0)
+            pipe("a cat", num_inference_steps=steps, generator=generator, output_type="pt")
+        if any(site.calls > site.dense_calls for site in tomadiff.report(pipe).sites):
+            found.add(name)
+    assert found == merged
 
 
 def test_beside_a_cache_nothing_is_tried_since_it_would_count_the_call_as_a_step() -> None:
