@@ -38,6 +38,7 @@ FLUX += ["taylorseer:cache_interval=3"]
 FLUX += [f"dbcache:Fn_compute_blocks=1{more}" for more in ("", ",taylorseer=True")]  # it has six blocks
 UNET = [f"deepcache:interval={every}" for every in (2, 3, 5)]
 MERGED = [f"tomadiff:ratio={ratio}" for ratio in (0.25, 0.5, 0.75)]
+MERGED += [f"tomadiff:ratio=[(0,{ratio}),(0.5,0)]" for ratio in (0.5, 0.75)]  # in the first half of the steps
 # plans kept for longer and plain unmerging, as in the paper; and closer at the price of more planning
 MERGED += ["tomadiff:ratio=0.5,refresh_weights=6,unmerge=transpose"]
 MERGED += ["tomadiff:ratio=0.5,dense_blocks=2", "tomadiff:ratio=0.5,region_size=16"]
@@ -50,7 +51,9 @@ MERGED_KEYS += [f"tomadiff:ratio={ratio},{KEYS},dense_blocks=0" for ratio in (0.
 MERGED_KEYS += [f"tomadiff:ratio=0.75,{KEYS},share=kind", "tomadiff:ratio=0.75,where=kv"]
 MERGED_KEYS += ["tomadiff:method=todo,ratio=0.75", "tomadiff:ratio=0.5"]
 MERGED_KEYS += [f"tomadiff:interval=2,ratio={ratio},{KEYS}" for ratio in (0.5, 0.75, 0.9)]
+MERGED_KEYS += [f"tomadiff:interval=2,ratio=[(0,{ratio}),(0.5,0)],{KEYS}" for ratio in (0.5, 0.75)]
 MERGED_KEYS += ["tomadiff:interval=2,ratio=0.75,where=kv", "tomadiff:interval=2,method=todo,ratio=0.75"]
+MERGED_KEYS += ["tomadiff:interval=2,method=todo,ratio=[(0,0.75),(0.5,0)]"]
 MERGED_KEYS += [f"tomadiff:interval={every}" for every in (2, 3, 4)] + ["auto"]
 
 # merging methods, and what single settings change in ours at ratio 0.5
@@ -80,7 +83,7 @@ def contenders(model: str, steps: int, table: str | None) -> list[tuple[str, flo
         intervals = [each for every in (2, 3, 4) for each in (every, counted_back(steps, every))]
         return [(f"tomadiff:interval={interval}", 0.0) for interval in intervals]
     if table == "few":
-        rivals = [f"steps:{count}" for count in {max(steps // 2, 1), steps * 5 // 8}]
+        rivals = [f"steps:{count}" for count in {max(steps // 2, 1), steps * 5 // 8, steps * 3 // 4}]
         return [(method, 0.0) for method in ("auto", "tomadiff:interval=2", *MERGED, *rivals)]
     runs = [len(counted_back(steps, every)) for every in (2, 3, 4)]  # as many as run with an interval
     rivals = [f"steps:{count}" for count in runs] + [f"steps:{runs[1]},solver=dpm++"]

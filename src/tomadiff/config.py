@@ -55,7 +55,7 @@ class Config:
     interval: the model runs in the first step, in the last two, and in evenly spaced ones between, at most N
         apart; in the others its output is forecast. 1 runs every step. Or a list of the steps that run,
         counted from 0. "auto" chooses by sampler and number of steps; where no forecast would be close
-        enough, every step runs, and does so on merged tokens unless a ratio was given.
+        enough, every step runs, the first half of them on merged tokens unless a ratio was given.
     ratio (0.5): share of tokens removed, 0 <= ratio < 1. Or a mapping, by kind of site ({"self": 0.5,
         "mlp": 0.25}; {"joint": 0.25, "single": 0.5}) or by level of a UNet, named by its downsampling
         ({2: 0.75, 4: 0.25}). Or a list of step ranges, each with the step that it begins at, a number from 0
