@@ -103,7 +103,7 @@ class Time(NamedTuple):
 
     source: Any  # times from different sources can't be compared
     value: float
-    index: int = 0  # of the scheduler, which tells calls at equal timesteps apart: Heun has two of each
+    step_index: int = 0  # of the scheduler, which tells calls at equal timesteps apart: Heun has two of each
 
     @property
     def in_table(self) -> bool:
