@@ -572,10 +572,10 @@ def test_models_are_offloaded_in_groups(name: str, level: str, order: str) -> No
     merged = draw(tomadiff.apply(pipe, **at(where)))
     tomadiff.remove(pipe)
     if order == "after":
-        tomadiff.apply(pipe)
+        tomadiff.apply(pipe, ratio=0.5)
     denoiser(pipe).enable_group_offload(**offload)
     if order == "before":
-        tomadiff.apply(pipe)
+        tomadiff.apply(pipe, ratio=0.5)
     assert torch.equal(draw(pipe), merged) and reduced(pipe)
     assert torch.equal(draw(tomadiff.remove(pipe)), dense)
 
@@ -595,7 +595,7 @@ def test_a_cache_around_blocks_goes_on_and_off_in_any_order(cache: Any) -> None:
     model = pipe.transformer
     run: Draw = lambda: draw(pipe, steps=4)  # noqa: E731
     dense = run()
-    tomadiff.apply(pipe)
+    tomadiff.apply(pipe, ratio=0.5)
     merged = run()
     tomadiff.remove(pipe)
     model.enable_cache(cache)

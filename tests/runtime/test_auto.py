@@ -211,7 +211,7 @@ def test_what_can_not_be_measured_is_refused_until_it_was() -> None:
 def test_blocks_that_are_compiled_one_by_one_are_measured_as_they_are(
     everything_gains: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pipe = tomadiff.apply(shallow("flux"))
+    pipe = tomadiff.apply(shallow("flux"), ratio=0.5)
     expected = draw(pipe)
     tomadiff.apply(pipe, ratio="auto")
     draw(pipe)
@@ -222,7 +222,7 @@ def test_blocks_that_are_compiled_one_by_one_are_measured_as_they_are(
 
 def test_an_error_while_measuring_leaves_the_pipeline_usable(everything_gains: None) -> None:
     pipe = make("sd1")
-    tomadiff.apply(pipe)
+    tomadiff.apply(pipe, ratio=0.5)
     expected = draw(pipe)
     tomadiff.apply(pipe, ratio="auto")
     calls = 0
