@@ -45,9 +45,10 @@ class MapTab:
         chosen, place = [self.result, self.step, self.colours], [self.row, self.column]
         shown = [self.map, self.about]
         self.filled = [self.result, self.step, *place, *shown]
-        changes = [self.step.change, self.colours.input, self.row.input, self.column.input]
+        changes = [self.step.change, self.colours.input, self.row.change, self.column.change]
         gr.on(changes, self.draw, [*chosen, *place], shown, **LATEST)
-        self.map.select(self.pick, chosen, [*place, *shown], **LIGHT)
+        # which draws by changing the place: a late answer to the slider can't come after it
+        self.map.select(self.pick, [self.result, self.step], place, **LIGHT)
 
     def fill(self, name: str, result: Comparison) -> dict:
         """What `filled` holds for a new result: its first map."""
@@ -68,16 +69,15 @@ class MapTab:
     def draw(self, name: Any, step: Any, groups: Any, row: Any, column: Any) -> tuple[Any, str]:
         return map_of(self.studio.result(name), step, groups, (row, column))
 
-    def pick(self, name: Any, step: Any, groups: Any, event: gr.SelectData) -> tuple[Any, Any, Any, str]:
-        """The token under the mouse."""
+    def pick(self, name: Any, step: Any, event: gr.SelectData) -> tuple[int | None, int | None]:
+        """The place of the token under the mouse, counted from 1."""
         result = self.studio.result(name)
         mapped = result.maps.get(step - 1) if isinstance(result, Comparison) else None
         if mapped is None:
-            return None, None, *map_of(result, step, groups, None)
+            return None, None
         x, y = event.index
         cell = cell_of(mapped, SIDE)
-        place = (int(y) // cell + 1, int(x) // cell + 1)
-        return *place, *map_of(result, step, groups, place)
+        return int(y) // cell + 1, int(x) // cell + 1
 
 
 def map_of(
