@@ -13,7 +13,7 @@ PROMPTS = (
     "cupcake on orange",
     "rocket on the right on purple",
 )
-STEPS = 14  # so that the demo takes 60 to 90 seconds on two cores
+STEPS = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
