@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -27,15 +29,22 @@ from tomadiff.tools.demo.embedded import EMBEDDED, load_embedded
 from tomadiff.tools.demo.prompts import PROMPTS
 from tomadiff.tools.denoiser_flops import counted
 from tomadiff.tools.drawing import markdown
+from tomadiff.tools.evaluate.summary import pareto_plot
 from tomadiff.tools.method_spec import calibrate, label, steps_of, switched_on
 from tomadiff.tools.samplers import scheduler_by_name
 
 BATCH = 8
 KNOWN = 128  # pixels on a side of the pictures that the models were trained on
-OURS = ["tomadiff:interval=1,ratio=0", "auto", *(f"tomadiff:interval={every}" for every in (2, 3, 4))]
-FLUX = ["first-block:threshold=0.05", "first-block:threshold=0.15", "taylorseer:cache_interval=2"]
-FLUX += ["taylorseer:cache_interval=3"]
-FLUX += [f"dbcache:Fn_compute_blocks=1{more}" for more in ("", ",taylorseer=True")]  # it has six blocks
+INTERVALS = (2, 3, 4, 6)
+OURS = ["tomadiff:interval=1,ratio=0", "auto", *(f"tomadiff:interval={every}" for every in INTERVALS)]
+FLUX = [f"first-block:threshold={threshold}" for threshold in (0.1, 0.15, 0.3)]
+FLUX += [f"taylorseer:cache_interval={every}" for every in (2, 3, 4)]
+FLUX += [f"magcache:threshold={threshold}" for threshold in (0.03, 0.06, 0.12)]
+FLUX += [  # with one first block, since it has six in all
+    f"dbcache:Fn_compute_blocks=1,residual_diff_threshold={threshold}{more}"
+    for more in ("", ",taylorseer=True")
+    for threshold in (0.08, 0.16, 0.32)
+]
 UNET = [f"deepcache:interval={every}" for every in (2, 3, 5)]
 MERGED = [f"tomadiff:ratio={ratio}" for ratio in (0.25, 0.5, 0.75)]
 MERGED += [f"tomadiff:ratio=[(0,{ratio}),(0.5,0)]" for ratio in (0.5, 0.75)]  # in the first half of the steps
@@ -85,10 +94,12 @@ def contenders(model: str, steps: int, table: str | None) -> list[tuple[str, flo
     if table == "few":
         rivals = [f"steps:{count}" for count in {max(steps // 2, 1), steps * 5 // 8, steps * 3 // 4}]
         return [(method, 0.0) for method in ("auto", "tomadiff:interval=2", *MERGED, *rivals)]
-    runs = [len(counted_back(steps, every)) for every in (2, 3, 4)]  # as many as run with an interval
-    rivals = [f"steps:{count}" for count in runs] + [f"steps:{runs[1]},solver=dpm++"]
+    runs = [len(counted_back(steps, every)) for every in INTERVALS]  # as many as run with an interval
+    rivals = [f"steps:{count}{solver}" for solver in ("", ",solver=dpm++") for count in runs]
     rivals += FLUX if model == "emoji-flux" else UNET
-    return [(method, 0.0) for method in (*OURS, *rivals, "tomadiff:ratio=0.5")]
+    merging = ["tomadiff"] if model == "emoji-flux" else ["tomadiff", "tomesd"]
+    merged = [(method, ratio) for method in merging for ratio in (0.25, 0.5, 0.75)]
+    return [*((method, 0.0) for method in (*OURS, *rivals)), *merged]
 
 
 def counted_back(steps: int, every: int) -> list[int]:
@@ -116,20 +127,21 @@ class ImageGenerator:
         call |= {"height": self.size, "width": self.size}
         return self.pipe(prompts, generator=generators, output_type="pt", **call).images
 
-    def all(self, method: str, ratio: float) -> tuple[Tensor, int]:
-        """Of all prompts, and the FLOPs of one."""
+    def all(self, method: str, ratio: float) -> tuple[Tensor, int, float]:
+        """Of all prompts, the FLOPs of one, and the processor's seconds for one."""
         steps = steps_of(method) or self.steps
         calibrate(self.pipe, method, lambda: self.draw(self.steps, self.prompts[:1]))
-        pictures = []
+        pictures, began = [], time.process_time()
         for start in range(0, len(self.prompts), BATCH):
             with switched_on(self.pipe, method, ratio):
                 pictures.append(self.draw(steps, self.prompts[start : start + BATCH]))
+        seconds = (time.process_time() - began) / len(self.prompts)
         with switched_on(self.pipe, method, ratio):
             if method == "auto":  # what it measures once doesn't count
                 self.draw(steps, self.prompts[:1])
             with counted(self.pipe) as work:
                 self.draw(steps, self.prompts[:1])
-        return torch.cat(pictures), work.flops
+        return torch.cat(pictures), work.flops, seconds
 
 
 def squeeze(positions: nn.Module, scale: float) -> None:
@@ -156,6 +168,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="evenly spaced ones of all")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("closeness.jsonl"))
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw closeness against work and speed")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     warnings.simplefilter("ignore")
@@ -165,23 +178,20 @@ def main() -> None:
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     left_out = {"size": KNOWN, "squeeze": False}  # in rows that are as usual
     rows = [row for row in rows if (left_out | asked).items() <= (left_out | row).items()]
-    todo = [
-        contender
-        for contender in contenders(args.model, args.steps, args.table)
-        if label(*contender) not in {r["method"] for r in rows}
-    ]
+    asked_for = {label(*each): each for each in contenders(args.model, args.steps, args.table)}
+    todo = [each for name, each in asked_for.items() if name not in {row["method"] for row in rows}]
     if todo:
         generator = ImageGenerator(args)
-        dense, whole = generator.all("dense", 0.0)
+        dense, whole, dense_seconds = generator.all("dense", 0.0)
     for number, contender in enumerate(todo, 1):
         print(f"{number}/{len(todo)} {label(*contender)}", file=sys.stderr, flush=True)
         try:
-            pictures, flops = generator.all(*contender)
+            pictures, flops, seconds = generator.all(*contender)
         except (ValueError, ImportError) as error:
             print(f"  left out: {error}", file=sys.stderr)
             continue
         decibels = psnr(dense, pictures)
-        row = {**asked, "method": label(*contender), "work": flops / whole}
+        row = {**asked, "method": label(*contender), "work": flops / whole, "time": seconds / dense_seconds}
         row |= {"psnr": decibels.mean().item(), "worst": decibels.min().item()}
         rows.append(row)
         with args.out.open("a") as file:
@@ -190,6 +200,14 @@ def main() -> None:
     columns = {"": [row["method"] for row in rows], "work left": [f"{row['work']:.2f}" for row in rows]}
     columns |= {name: [f"{row[name]:.1f}" for row in rows] for name in ("psnr", "worst")}
     print(markdown(columns))
+    if args.plot:
+        lines = [
+            {**row, "method": method, "ratio": ratio, "speedup": 1 / row["time"]}
+            for row in rows
+            for method, ratio in [asked_for[row["method"]]]
+            if math.isfinite(row["psnr"])  # dense has no point, but a line
+        ]
+        pareto_plot(lines, "psnr", f"{args.model}, {args.steps} steps, {args.prompts} prompts", args.plot)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 # that tests start; the commands that they start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # more are processes that import torch again
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")  # plain C++ says the same, and g++ is done sooner
 
 import fcntl
 import gc
