@@ -62,10 +62,10 @@ def test_keys_are_merged_in_the_first_half_but_for_the_first_step_and_the_report
     expected = drawn(pipe, interval=2, **KEYS)
     assert torch.equal(drawn(pipe), expected)
     report = tomadiff.report(pipe)
-    says = "keys merged at 0.75 from 256 tokens on, in the first 50% of the steps: attention"
+    says = "keys merged at 0.5 from 256 tokens on, in the first 50% of the steps: attention"
     assert says in str(report)
     merged = [site for site in report.sites if site.kind == "kv"]
-    assert merged and {(site.level, site.tokens, site.kept) for site in merged} == {(1, 256, 64)}
+    assert merged and {(site.level, site.tokens, site.kept) for site in merged} == {(1, 256, 128)}
     # of steps 0, 2, 4, 6 and 7, keys are merged in step 2
     assert report.steps["run"] == 5 and {(site.calls, site.dense_calls) for site in merged} == {(5, 4)}
 
@@ -146,7 +146,7 @@ def test_all_levels_that_are_long_enough_take_part_when_they_come(gains: None) -
     drawn(pipe)
     draw(pipe, steps=STEPS, size=(256, 256))
     report = tomadiff.report(pipe)
-    assert {(site.level, site.kept) for site in report.sites if site.kind == "kv"} == {(1, 256), (2, 64)}
+    assert {(site.level, site.kept) for site in report.sites if site.kind == "kv"} == {(1, 512), (2, 128)}
     picture = draw(pipe, steps=STEPS)
     assert torch.equal(picture, drawn(pipe)), "and others stay dense where they are not"
 

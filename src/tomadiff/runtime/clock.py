@@ -103,7 +103,7 @@ class Time(NamedTuple):
 
     source: Any  # times from different sources can't be compared
     value: float
-    step_index: int = 0  # of the scheduler, which tells calls at equal timesteps apart: Heun has two of each
+    step_index: int = 0  # of a scheduler that has every timestep twice (Heun), to tell its steps apart
 
     @property
     def in_table(self) -> bool:
@@ -129,7 +129,9 @@ def _read(timestep: Tensor | float, scheduler: Any, forward: int) -> Time:
     first, *others = timestep.flatten().tolist()
     # samples with different timesteps belong to different generations, so the next call can't continue this
     source = "value" if all(other == first for other in others) else object()
-    return Time(source, forward * first, getattr(scheduler, "step_index", None) or 0)
+    # Other schedulers never repeat a timestep. Where one is repeated, another pipeline on the model began.
+    repeats = getattr(scheduler, "order", 1) > 1
+    return Time(source, forward * first, getattr(scheduler, "step_index", None) or 0 if repeats else 0)
 
 
 def _first(sample: Any) -> Any:

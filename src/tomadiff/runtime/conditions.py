@@ -3,7 +3,7 @@
 A forecast is valid only while everything except the noisy image and the timestep stays the same. Text
 embeddings, image embeddings, guidance and the like are the same tensors in every step, so their memory
 addresses are compared. Other arguments are new tensors in every step, such as ControlNet residuals or a batch
-that is concatenated in the loop. Two steps show which ones; from then on, only their shapes and dtypes are
+that is concatenated in the loop. Three steps show which ones; from then on, only their shapes and dtypes are
 compared.
 """
 
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from .undo import drop_pre_hook
+
 
 class Conditions:
     """The arguments of one call of a step, compared with those of the same call in the last step."""
@@ -22,8 +24,8 @@ class Conditions:
         self._form: Any = None  # the pytree structure of the arguments
         self._marks: list[Mark] = []
         self._held: list[Any] = []  # tensors that are kept alive, so that no other can get their address
-        # indices of the leaves that are new tensors in every step; None until two steps were compared
-        self._made_anew: frozenset[int] | None = None
+        self._compared = 0  # number of steps that were compared with the one before
+        self._made_anew: frozenset[int] = frozenset()  # indices of the leaves that are new in every step
 
     def changed(self, arguments: dict[str, Any], state: Any) -> bool:
         """Whether the arguments, or the model's own state, have changed since the last step."""
@@ -33,22 +35,25 @@ class Conditions:
         alike = form == self._form and [mark.kind for mark in before] == [mark.kind for mark in marks]
         self._form = form
         if not alike:
-            self._made_anew = None
+            self._compared, self._made_anew = 0, frozenset()
             return True
-        moved = {i for i, (a, b) in enumerate(zip(before, marks)) if a.identity != b.identity}
-        if self._made_anew is None:
-            self._made_anew = frozenset(moved)
+        self._compared += 1
+        moved = frozenset(i for i, (a, b) in enumerate(zip(before, marks)) if a.identity != b.identity)
+        if self._compared == 1:  # replaced once, or new in every step? the next step tells
+            self._made_anew = moved
+            return False
+        replaced = moved - self._made_anew
+        if self._compared == 2:
+            replaced |= self._made_anew - moved
+            self._made_anew &= moved
         # the address of a new tensor means nothing, and keeping it alive may take much memory
         self._held = [leaf for i, leaf in enumerate(leaves) if i not in self._made_anew]
-        return bool(moved - self._made_anew)
+        return bool(replaced)
 
     @property
     def same(self) -> bool:
-        """Whether two steps were compared, and every argument was the same tensor.
-
-        If not, nobody knows yet whether one was replaced, or is a new tensor in every step.
-        """
-        return self._made_anew == frozenset()
+        """Whether steps were compared, and every argument was the same tensor."""
+        return self._compared > 0 and not self._made_anew
 
 
 class Mark(NamedTuple):
@@ -81,3 +86,40 @@ class Adapters:
             [[*each.scaling.values(), each.disable_adapters, *each.active_adapters] for each in self._layers],
             [[*each.scale] for each in self._processors],
         ]
+
+
+class ControlScale:
+    """A pre-hook on a ControlNet that records how strongly it acts.
+
+    A pipeline may switch its ControlNet on and off during a generation. The residuals don't tell: they are
+    new tensors in every step, and zeros where it is off.
+    """
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    def __call__(self, controlnet: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        self.value = kwargs.get("conditioning_scale")
+
+
+def watch_controlnet(pipeline: Any) -> None:
+    """Put a `ControlScale` on the pipeline's ControlNet, if it has one."""
+    controlnet = getattr(pipeline, "controlnet", None)
+    if isinstance(controlnet, nn.Module) and not _watches(controlnet):
+        controlnet.register_forward_pre_hook(ControlScale(), with_kwargs=True)
+
+
+def unwatch_controlnet(pipeline: Any) -> None:
+    controlnet = getattr(pipeline, "controlnet", None)
+    for watch in _watches(controlnet):
+        drop_pre_hook(controlnet, watch)
+
+
+def scale_of_controlnet(pipeline: Any) -> Any:
+    """What the pipeline's ControlNet was last called with."""
+    return [watch.value for watch in _watches(getattr(pipeline, "controlnet", None))]
+
+
+def _watches(controlnet: Any) -> list[ControlScale]:
+    hooks = getattr(controlnet, "_forward_pre_hooks", None) or {}
+    return [hook for hook in hooks.values() if isinstance(hook, ControlScale)]

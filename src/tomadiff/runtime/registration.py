@@ -13,6 +13,7 @@ from torch import nn
 from tomadiff.errors import UnsupportedModelError
 from tomadiff.models import FAMILIES
 
+from .conditions import unwatch_controlnet, watch_controlnet
 from .session import Session
 from .undo import drop_pre_hook
 
@@ -95,12 +96,14 @@ def _add_hooks(session: Session) -> None:
     for hook in session.hooks:
         hook.register()
     session.watch_block_inputs()
+    watch_controlnet(session.pipeline)
     # hooks hold references to their modules, so a copy has to be made without them
     session.model.__deepcopy__ = functools.partial(_copy, session)
     session.model.compile = session.compile
 
 
 def _remove_hooks(session: Session) -> None:
+    unwatch_controlnet(session.pipeline)
     while session.watched:
         drop_pre_hook(*session.watched[-1])
         session.watched.pop()
@@ -136,7 +139,7 @@ def _copy(session: Session, memo: dict[int, Any]) -> nn.Module:
             except BaseException:
                 detach(session)
                 raise
-    pipeline = session.clock.pipeline and session.clock.pipeline()
-    copied = Session(twin, session.family, session.asked, memo.get(id(pipeline)), session.made_for)
+    pipeline = memo.get(id(session.pipeline))
+    copied = Session(twin, session.family, session.asked, pipeline, session.made_for)
     attach(copied)
     return twin

@@ -19,6 +19,7 @@ from . import autotune
 from .call_guard import CallGuard
 from .capture import check_not_captured
 from .clock import Clock
+from .conditions import scale_of_controlnet
 from .conflicts import (
     Surroundings,
     check_attention,
@@ -124,10 +125,14 @@ class Session:
         self.compiled = torch.compile(self.model._call_impl, *args, **kwargs)
 
     @property
+    def pipeline(self) -> Any:
+        """The pipeline that was given to `apply`; None for a bare model, or once the pipeline is gone."""
+        return self.clock.pipeline and self.clock.pipeline()
+
+    @property
     def is_compiled(self) -> bool:
         """Whether the model is compiled, as a whole or block by block."""
-        pipeline = self.clock.pipeline and self.clock.pipeline()
-        parts = getattr(pipeline, "__dict__", {}).values()
+        parts = getattr(self.pipeline, "__dict__", {}).values()
         wrapped = any(getattr(part, "_orig_mod", None) is self.model for part in parts)
         return wrapped or self.compiled is not None or self.has_compiled_blocks
 
@@ -281,8 +286,9 @@ class Session:
         """How the model's outputs are related to clean images, if that is needed and known."""
         if self.config.interval == 1:
             return None
-        pipeline = self.clock.pipeline and self.clock.pipeline()
-        return prediction_of(pipeline, self.clock.scheduler, self.family.output_sign if self.family else 1)
+        return prediction_of(
+            self.pipeline, self.clock.scheduler, self.family.output_sign if self.family else 1
+        )
 
     def _obstacle(self) -> str | None:
         """Why no step of this generation may be skipped."""
@@ -294,9 +300,10 @@ class Session:
         return f"{recorder} records attention in every step" if recorder else None
 
     def _conditions(self, arguments: Call) -> Call:
-        """All arguments of a call except the noisy image and the timestep."""
+        """All arguments of a call except the noisy image and the timestep, and what else conditions it."""
         changing = (self.parameters[0], self.time, *TIMES)
-        return {name: value for name, value in arguments.items() if name not in changing}
+        conditions = {name: value for name, value in arguments.items() if name not in changing}
+        return conditions | {"scale of the ControlNet": scale_of_controlnet(self.pipeline)}
 
     def _warn_of_what_is_not_done(self, generation: Generation) -> None:
         """Warn if settings have no effect in the generation that begins."""
