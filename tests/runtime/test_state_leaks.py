@@ -5,6 +5,7 @@ The same generations in every run of the tests; `make fuzz` tries many others.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor
 
 import tomadiff
 from tomadiff.errors import ConfigError
+from tomadiff.runtime.hook import parameter_names
 
 TIMES = (0.9, 0.7, 0.5, 0.3)
 # plans and outputs that are kept for long, so that what is left of another generation would be used
@@ -65,3 +67,53 @@ def test_a_generation_is_the_same_after_any_other_that_was_cancelled_or_had_one_
         assert all(map(torch.equal, generation((2,), None, 4), expected))
 
     compare()
+
+
+@pytest.fixture(params=["flux", "sdxl"])
+def generate(request: pytest.FixtureRequest) -> Callable[..., list[Tensor]]:
+    """Generations of one model, in which all arguments but the timestep are the same tensors in every step."""
+    case = tiny.tiny(request.param)
+    model = tiny.build(case)
+
+    @torch.no_grad()
+    def generate(
+        settings: dict[str, Any] | None, noise: tuple[int, ...], text: tuple[int, ...], times: Sequence[float]
+    ) -> list[Tensor]:
+        if settings:
+            tomadiff.apply(model, **settings)
+        sample = parameter_names(model)[0]
+        calls = [case.call(model, tiny.grid_of(case), text, time) for time in times]
+        same = calls[0] | {sample: case.call(model, tiny.grid_of(case), noise, times[0])[sample]}
+        called = [model(**same | {"timestep": call["timestep"]}, return_dict=False)[0] for call in calls]
+        return called
+
+    return generate
+
+
+def test_another_text_for_the_noise_of_a_cancelled_generation_makes_its_own_plans(
+    generate: Callable[..., list[Tensor]],
+) -> None:
+    """Its first call looks like a second one of the same step, by another text, as guidance makes it."""
+    kept = {"ratio": 0.5, "refresh_destinations": 9, "refresh_weights": 9}
+    (anew,) = generate(kept, (0,), (1,), TIMES[1:2])
+    generate(kept, (0,), (0,), TIMES[:1])
+    assert torch.equal(generate(None, (0,), (1,), TIMES)[1], anew)
+
+
+def test_another_text_for_the_noise_of_a_cancelled_generation_has_its_own_forecasts(
+    generate: Callable[..., list[Tensor]],
+) -> None:
+    every = generate({"interval": 1, "ratio": 0}, (0,), (1,), TIMES)
+    generate({"interval": 2}, (0,), (0,), TIMES[:1])
+    assert all(map(torch.equal, generate(None, (0,), (1,), TIMES)[:3], every)), (
+        "until two outputs are its own"
+    )
+
+
+def test_a_batch_whose_first_sample_was_in_a_cancelled_generation_is_a_new_one(
+    generate: Callable[..., list[Tensor]],
+) -> None:
+    for settings in SETTINGS:
+        expected = generate(settings, (0, 2), (0, 1), TIMES)
+        generate(settings, (0, 1), (0, 1), TIMES[:1])
+        assert all(map(torch.equal, generate(None, (0, 2), (0, 1), TIMES), expected)), settings

@@ -56,7 +56,8 @@ class Clock:
         if not anew and now == before:
             most = MAX_CALLS if table is None or not now.in_table else MAX_VIEWS
             anew = self.call + 1 == most or not _same_image(sample, self._sample)
-        self._sample = sample if now.source == "value" else None
+        # views of a panorama have one timestep, which a pipeline takes from its table, and different images
+        self._sample = sample if now.source == "value" or (now.in_table and self.pipeline is None) else None
         call = self.call + 1 if now == before and not anew else 0
         shape = _shape(sample)
         anew = anew or self._shapes.get(call, shape) != shape
@@ -152,11 +153,14 @@ def _same_image(sample: Any, last: Any) -> bool:
 
     They are if guidance calls the model twice; they are not if a new generation starts at that timestep.
     """
-    if isinstance(sample, (list, tuple)) and isinstance(last, (list, tuple)) and sample and last:
-        sample, last = sample[0][None], last[0][None]
+    if isinstance(sample, (list, tuple)) and isinstance(last, (list, tuple)):
+        return all(map(_same_image, sample, last))
     if sample is last or not (isinstance(sample, Tensor) and isinstance(last, Tensor)):
         return True
     if sample.data_ptr() == last.data_ptr():
         return True
-    # only the first sample: some guidance calls the model with a batch of two prompts, then with one more
-    return sample.shape[1:] == last.shape[1:] and torch.equal(sample[0], last[0].to(sample))
+    if sample.shape[1:] != last.shape[1:]:
+        return False
+    # some guidance calls the model with a batch of two prompts, then with one more
+    count = len(sample) if len(sample) == len(last) else 1
+    return torch.equal(sample[:count], last[:count].to(sample))

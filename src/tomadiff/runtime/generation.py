@@ -61,18 +61,25 @@ class Generation:
             self.sampling, self.schedule = self._plan(self._watch.arguments)
             self._watch = None
 
-    def history(self, call: int, arguments: dict[str, Any]) -> History | None:
-        """The earlier outputs of this call of the step; a new history if its conditioning has changed."""
-        if not self.schedule.skips:
+    def history(self, step: int, call: int, arguments: dict[str, Any]) -> History | None:
+        """The earlier outputs of this call of the step; a new history if its conditioning has changed.
+
+        If step 0 was that of a generation that ended there, of the same noise, only its conditioning differs
+        from that of step 1. So plans are not kept then, either.
+        """
+        skips = self.schedule.skips
+        if not skips and step > 1:
             return None
         conditions, history = self._histories.get(call) or (Conditions(), History())
         if conditions.changed(arguments, self._adapters.state()):
             history = History()
+        if step == 1 and not conditions.same:
+            self.plans.drop(call)
         history.hold = self.sampling.known and not self.sampling.deterministic
         history.steps = self._steps
         history.may_repeat = conditions.same
         self._histories[call] = conditions, history
-        return history
+        return history if skips else None
 
     @property
     def forecasts_noise(self) -> bool:

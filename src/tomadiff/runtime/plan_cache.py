@@ -84,6 +84,11 @@ class PlanCache(dict[PlanKey, KeptPlan]):
         kept.used_step = step
         return kept
 
+    def drop(self, call: int) -> None:
+        """Drop the plans of one call of the steps."""
+        for key in [key for key in self if key.call == call]:
+            del self[key]
+
     def due(self, kept: KeptPlan | None, step: int) -> str | None:
         """What has to be recomputed at a step: "destinations", "weights" or None."""
         if kept is None:

@@ -170,7 +170,7 @@ class Session:
         """Find out which step this call belongs to, and forecast its output or prepare the sites."""
         arguments = dict(zip(self.parameters, args)) | kwargs
         generation, clock = self._take_a_step(arguments), self.clock
-        history = generation.history(clock.call, self._conditions(arguments))
+        history = generation.history(clock.step, clock.call, self._conditions(arguments))
         noisy = generation.noisy(clock.step, arguments.get(self.parameters[0]))
         if history is not None and history.ready and not generation.schedule.runs(clock.step):
             return Turn(history, noisy, forecast=history.forecast(clock.step, noisy))
