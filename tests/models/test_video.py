@@ -271,6 +271,19 @@ def test_both_models_of_a_pipeline_are_merged_and_set_free(model: nn.Module) -> 
     assert torch.equal(draw(pipe, wan), dense)
 
 
+@pytest.mark.parametrize("settings", [{"ratio": 0.5}, {"interval": 2}], ids=str)
+def test_neither_model_holds_anything_after_the_last_step(model: nn.Module, settings: dict) -> None:
+    pipe = tomadiff.apply(taking_turns(model, build(wan)), **settings)
+    held: list[int] = []
+
+    def look(pipe: WanPipeline, step: int, time: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        held.append(tomadiff.report(pipe).held)
+        return inputs
+
+    pipe(**wan.request((0,)), num_inference_steps=4, output_type="latent", callback_on_step_end=look)
+    assert held[0] > 0 and held[-1] == 0
+
+
 def test_the_second_models_last_steps_are_the_last_ones(model: nn.Module) -> None:
     pipe = tomadiff.apply(taking_turns(model, build(wan)), ratio=[(0, 0.5), (0.5, 0)], dense_blocks=0)
     draw(pipe, wan)

@@ -41,7 +41,7 @@ class Generation:
         refreshes: dict[str, int],
     ) -> None:
         self._config, self._scheduler, self._obstacle = config, scheduler, obstacle
-        self._steps, self._first, self._prediction = steps, first, prediction
+        self._steps, self.first, self._prediction = steps, first, prediction
         self._model, self._family = model, family
         self._watch: FirstStepWatch | None = None
         if config.interval != 1 and scheduler is not None:
@@ -88,7 +88,7 @@ class Generation:
 
     def noisy(self, step: int, sample: Any) -> NoisyInput:
         """The input of a call, which tells outputs from clean images."""
-        terms = self._prediction.at(self._first + step) if self._prediction else None
+        terms = self._prediction.at(self.first + step) if self._prediction else None
         return NoisyInput(sample, terms)
 
     @functools.cached_property
@@ -112,9 +112,13 @@ class Generation:
         self._calls[step] = call + 1
         last = self._steps is not None and step + 1 >= self._steps
         if last and self._calls[step] >= self._calls.get(step - 1, 0):
-            self.plans.clear()
-            self._histories.clear()
-            self.layouts = LayoutReader(self._model, self._family)
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Drop all tensors."""
+        self.plans.clear()
+        self._histories.clear()
+        self.layouts = LayoutReader(self._model, self._family)
 
     def held(self) -> list[Tensor]:
         """The tensors of plans and forecasts."""
@@ -130,5 +134,5 @@ class Generation:
         sampling = sampling_of(self._scheduler, step_arguments)
         known = self._prediction is not None
         return sampling, make_schedule(
-            self._config, self._steps, self._first, sampling, self._obstacle, image_is_known=known
+            self._config, self._steps, self.first, sampling, self._obstacle, image_is_known=known
         )

@@ -14,10 +14,8 @@ from tomadiff.errors import UnsupportedModelError
 from tomadiff.models import FAMILIES
 
 from .conditions import unwatch_controlnet, watch_controlnet
-from .session import Session
+from .session import SESSION, Session
 from .undo import drop_pre_hook
-
-SESSION = "_tomadiff"  # the model's attribute that holds its Session
 
 
 def denoiser(target: Any) -> tuple[nn.Module, Any]:

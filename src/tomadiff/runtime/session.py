@@ -40,6 +40,7 @@ from .sites import find
 from .timing import Times
 from .tolerance import Tolerance
 
+SESSION = "_tomadiff"  # the model's attribute that holds its Session
 ZERO = torch.zeros(())
 # usual names of arguments with a timestep
 TIMES = ("timestep", "timesteps", "t", "r", "timestep_r", "sigma", "sigmas")
@@ -280,7 +281,17 @@ class Session:
             self.counts.refreshes,
         )
         self._warn_of_what_is_not_done(generation)
+        if generation.first and self.pipeline is not None:
+            self._take_over(generation.first)
         return generation
+
+    def _take_over(self, first: int) -> None:
+        """Let go of what the model of the pipeline's earlier steps holds; Wan 2.2 has another for the last."""
+        others = [getattr(part, SESSION, None) for part in vars(self.pipeline).values()]
+        for other in filter(None, others):
+            generation = other.generation
+            if generation is not None and generation.first + other.clock.step < first:
+                generation.let_go()
 
     def _prediction(self) -> Prediction | None:
         """How the model's outputs are related to clean images, if that is needed and known."""
