@@ -71,7 +71,7 @@ def test_a_generation_is_the_same_after_any_other_that_was_cancelled_or_had_one_
 
 @pytest.fixture(params=["flux", "sdxl"])
 def generate(request: pytest.FixtureRequest) -> Callable[..., list[Tensor]]:
-    """Generations of one model, in which all arguments but the timestep are the same tensors in every step."""
+    """Generations of one model, whose arguments but for the timestep are the same tensors in every step."""
     case = tiny.tiny(request.param)
     model = tiny.build(case)
 

@@ -286,7 +286,7 @@ class Session:
         return generation
 
     def _take_over(self, first: int) -> None:
-        """Let go of what the model of the pipeline's earlier steps holds; Wan 2.2 has another for the last."""
+        """Let go of what the pipeline's model of the first steps holds; Wan 2.2 has another for the last."""
         others = [getattr(part, SESSION, None) for part in vars(self.pipeline).values()]
         for other in filter(None, others):
             generation = other.generation
