@@ -7,6 +7,7 @@ python -m train_demo.evaluate src/tomadiff/tools/demo/models/flux --sheets flux
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,16 +67,18 @@ def nearest(pictures: Tensor, scenes: list[Scene], composer: Composer) -> list[S
 
 def contact_sheet(scenes: list[Scene], rows: list[Tensor], columns: int = 12) -> Image.Image:
     """Each scene as a column of pictures, one of each of `rows` [N, 3, 128, 128], and its prompt."""
-    cell = len(rows) * SIZE + 16
-    columns = min(columns, len(scenes))
-    sheet = Image.new("RGB", (columns * (SIZE + 6), -(-len(scenes) // columns) * cell), "white")
+    cell = len(rows) * SIZE + 26  # two lines of text
+    lines = -(-len(scenes) // columns)
+    columns = -(-len(scenes) // lines)  # as few as fill these lines
+    sheet = Image.new("RGB", (columns * (SIZE + 6), lines * cell), "white")
     pen = ImageDraw.Draw(sheet)
     for i, scene in enumerate(scenes):
         x, y = i % columns * (SIZE + 6), i // columns * cell
         for j, row in enumerate(rows):
             pixels = (row[i].clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
             sheet.paste(Image.fromarray(pixels), (x + 3, y + j * SIZE))
-        pen.text((x + 3, y + len(rows) * SIZE), scene.prompt, fill="black", font_size=9)
+        label = "\n".join(textwrap.wrap(scene.prompt, 28))
+        pen.text((x + 3, y + len(rows) * SIZE + 2), label, fill="black", font_size=9, spacing=1)
     return sheet
 
 
