@@ -1,4 +1,4 @@
-"""What the kernels take of a GPU, as compiled for it ahead of time, which needs no GPU.
+"""What the kernels take of a GPU, as compiled for it ahead of time, and of the host; neither needs a GPU.
 
 python benchmarks/kernel_resources.py
 """
@@ -8,7 +8,10 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import timeit
+from collections.abc import Callable
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 import triton
@@ -21,6 +24,7 @@ from triton.runtime.jit import mangle_type
 from tomadiff.core import Plan, partition, slot_layout
 from tomadiff.kernels.launch import Launch
 from tomadiff.kernels.merge import merge_launch, unmerge_launch
+from tomadiff.kernels.plan import Fused
 from tomadiff.kernels.select import destinations_launch
 
 CPU = torch.device("cpu")
@@ -69,23 +73,52 @@ def launches(
     grid: tuple[int, ...], size: int | tuple[int, ...], channels: int, dtype: torch.dtype
 ) -> dict[str, Launch]:
     """What a block of such tokens in tiles of such a size launches at ratio 0.5, for two samples."""
-    regions = partition(grid, "tile", size, False, CPU)
-    places = slot_layout(regions.lengths, 0.5, CPU)
-    x = torch.empty(2, regions.tokens, channels, dtype=dtype)
-    y = torch.empty(2, places.kept, channels, dtype=dtype)
-    chosen = torch.empty(2, places.kept, dtype=torch.long)
-    weights = torch.empty(2 * regions.count, places.size, regions.size, dtype=dtype)
-    plan = Plan(regions, places, chosen, weights, weights, weights.transpose(1, 2))
+    plan, x, y = tensors(grid, size, channels, dtype)
     made = (
-        destinations_launch(x, regions, places, chosen),
+        destinations_launch(x, plan.regions, plan.slots, plan.destinations),
         merge_launch(plan, x, y),
         unmerge_launch(plan, y, x, y, x),
     )
     return dict(zip(KERNELS, made))
 
 
+def tensors(
+    grid: tuple[int, ...], size: int | tuple[int, ...], channels: int, dtype: torch.dtype
+) -> tuple[Plan, Tensor, Tensor]:
+    """A plan, tokens and merged tokens, with whatever the memory holds."""
+    regions = partition(grid, "tile", size, False, CPU)
+    places = slot_layout(regions.lengths, 0.5, CPU)
+    x = torch.empty(2, regions.tokens, channels, dtype=dtype)
+    y = torch.empty(2, places.kept, channels, dtype=dtype)
+    chosen = torch.empty(2, places.kept, dtype=torch.long)
+    weights = torch.empty(2 * regions.count, places.size, regions.size, dtype=dtype)
+    return Plan(regions, places, chosen, weights, weights, weights.transpose(1, 2)), x, y
+
+
+class Nothing:
+    """In the place of a compiled kernel: launching it does nothing."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *values: None
+
+
+def host_microseconds() -> dict[str, float]:
+    """Host time of merging and unmerging at a site by a launch that is repeated, without the driver's own."""
+    plan, x, y = tensors((64, 64), 8, 640, torch.float16)
+    fused = Fused(plan)
+    nothing = mock.patch.object(Launch, "run", lambda launch: Nothing())
+    with nothing, mock.patch.object(torch.cuda, "current_device", lambda: None):  # as of tensors on the CPU
+        calls = {"merge": lambda: fused.merge(x), "unmerge": lambda: fused.unmerge(y, x, y)}
+        return {
+            name: 1e6 * min(timeit.repeat(call, number=1000, repeat=30)) / 1000
+            for name, call in calls.items()
+        }
+
+
 def main() -> None:
-    print("registers of a thread / KB of shared memory / bytes spilled\n")
+    for name, spent in host_microseconds().items():
+        print(f"{name}: {spent:.1f} us of the host for a launch that is repeated")
+    print("\nregisters of a thread / KB of shared memory / bytes spilled\n")
     print(f"| kernel | threads | {' | '.join(f'sm_{capability}' for capability in SHARED)} |")
     print("|---|--:" + "|--:" * len(SHARED) + "|")
     for title, kernels, *case in (

@@ -9,21 +9,28 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import DiffusionPipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import denoiser, draw, make
+from pipelines import denoiser, draw, make, text
+from runtime import test_operators as operators
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import tomadiff
 from tomadiff import core, kernels
 from tomadiff.core import Plan, partition, similarity, slot_layout, unit_vectors
 from tomadiff.core.select import TIE
 from tomadiff.kernels import LARGEST, probe
+from tomadiff.kernels.launch import Launch, repeats_of
+from tomadiff.kernels.merge import _mix as mix
 from tomadiff.kernels.merge import merge, unmerge
 from tomadiff.kernels.plan import Fused
 from tomadiff.kernels.select import destinations, facility_location
 from tomadiff.methods import PlanSettings, toma
 
+# a plan is core's, unless a test says otherwise: on a GPU it would be the kernels' own
+os.environ["TOMADIFF_KERNELS"] = "0"
 DEVICE = torch.device(os.environ.get("TOMADIFF_TEST_DEVICE", "cpu"))
 if DEVICE.type != "cpu":
     torch.set_default_device(DEVICE)
@@ -224,6 +231,49 @@ def test_kernels_that_do_what_core_does_pass_the_probe(dtype: torch.dtype) -> No
     assert probe.difference(DEVICE, dtype) is None
 
 
+@pytest.mark.parametrize("places", [16, 32, 64, 128, 256])
+def test_the_probe_tries_the_program_of_the_region(places: int) -> None:
+    """With ragged regions, and without filling the block."""
+    grid, kind, size = probe.example(places)
+    regions = partition(grid, kind, size, False, DEVICE)
+    assert places // 2 < regions.size < places == kernels.block(regions.size)
+    assert regions.real is not None
+
+
+def test_kernels_that_fail_at_one_size_of_regions_are_used_at_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Launch.run
+
+    def fail(launch: Launch) -> Any:
+        if launch.arguments.get("PLACES") == 32:
+            raise RuntimeError("out of resource: shared memory")
+        return run(launch)
+
+    monkeypatch.setattr(Launch, "run", fail)
+    kernels.works.cache_clear()
+    assert kernels.works(DEVICE, torch.float32, 16)
+    with pytest.warns(UserWarning, match="can't run.*out of resource.*up to 32 tokens"):
+        assert not kernels.works(DEVICE, torch.float32, 32)
+    kernels.works.cache_clear()
+
+
+class Strict(TorchFunctionMode):
+    """As on CUDA: a generator and what it draws must be on one device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        drawn_by, tensors = kwargs.get("generator"), [x for x in args if isinstance(x, Tensor)]
+        if drawn_by is not None and not tensors:
+            assert torch.device(kwargs.get("device") or torch.get_default_device()) == drawn_by.device
+        return func(*args, **kwargs)
+
+
+def test_the_probe_minds_no_default_device() -> None:
+    """With one that holds no values."""
+    partition.cache_clear(), slot_layout.cache_clear()
+    with torch.device("meta"), Strict():
+        assert probe.difference(DEVICE, torch.float32) is None
+
+
 @pytest.mark.parametrize(
     ("kernel", "wrong", "told"),
     [
@@ -239,7 +289,7 @@ def test_kernels_that_do_something_else_are_told_and_done_without(
     monkeypatch.setattr(probe, kernel, wrong)
     kernels.works.cache_clear()
     with pytest.warns(UserWarning, match=f"float32 on {DEVICE} {told}|float32 on {DEVICE} choose .*{told}"):
-        assert not kernels.works(DEVICE, torch.float32)
+        assert not kernels.works(DEVICE, torch.float32, 64)
     kernels.works.cache_clear()
 
 
@@ -283,16 +333,79 @@ def test_gradients_go_through_a_fused_plan() -> None:
     torch.testing.assert_close(whole.grad, again.grad)
 
 
+def made(name: str) -> DiffusionPipeline:
+    """With the same weights on every device."""
+    with torch.device("cpu"):
+        return make(name).to(DEVICE)
+
+
+def drawn(pipe: DiffusionPipeline, **more: Any) -> Tensor:
+    """From the same noise and text on every device."""
+    with torch.device("cpu"):
+        embeds, pooled = (x.to(DEVICE) for x in text(0))
+        given = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled, "guidance": 1.0}
+        return draw(pipe, **given, **more)
+
+
+def test_pipelines_are_made_and_draw_under_any_default_device() -> None:
+    expected = drawn(made("flux"), steps=1)
+    with torch.device("meta"), Strict():
+        assert torch.equal(drawn(made("flux"), steps=1), expected)
+
+
 @pytest.mark.parametrize("where", ["span", "module"])
 @pytest.mark.parametrize("name", ["sdxl", "flux"])
 def test_pipelines_draw_the_same_with_kernels(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole generation, on ragged grids."""
-    drawn = []
+    pictures = []
     for used in "01":
         monkeypatch.setenv("TOMADIFF_KERNELS", used)
-        pipe = tomadiff.apply(make(name), ratio=0.5, where=where, region_size=3)
+        pipe = tomadiff.apply(made(name), ratio=0.5, where=where, region_size=3)
         denoiser(pipe)._tomadiff.keeps_plans = True
-        drawn.append(draw(pipe, steps=2, size=(80, 64), guidance=1.0))
+        pictures.append(drawn(pipe, steps=2, size=(80, 64)))
         plans = denoiser(pipe)._tomadiff.plans.values()
         assert {isinstance(kept.plan, Fused) for kept in plans} == {used == "1"}
-    torch.testing.assert_close(*drawn, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(*pictures, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="tomadiff selftest compiles with kernels on a GPU")
+def test_compiled_models_draw_the_same_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sana's modules aren't residual, so that nothing is added to what kernels return."""
+    monkeypatch.setenv("TOMADIFF_KERNELS", "1")
+    operators.test_operators_return_what_their_fake_kernels_promise("sana", {})
+    torch.compiler.reset()
+    operators.test_what_operators_returned_may_be_written_over("sana", {})
+    torch.compiler.reset()
+
+
+class Interpreted:
+    """In the place of a compiled kernel, which the interpreter doesn't make."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        return lambda *values: self.launch.kernel[grid](*values, **self.launch.options)
+
+
+def test_launches_are_repeated_from_step_to_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though by default there is a new plan in every step, of which `cast` makes another."""
+    run, launched = Launch.run, []
+
+    def noting(launch: Launch) -> Any:
+        launched.append(launch.kernel)
+        return run(launch) or Interpreted(launch)
+
+    monkeypatch.setattr(Launch, "run", noting)
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    repeats_of.cache_clear()
+    pictures = []
+    for used in "01":
+        monkeypatch.setenv("TOMADIFF_KERNELS", used)
+        pipe = tomadiff.apply(made("flux"), ratio=0.5, region_size=3)
+        pictures.append(drawn(pipe, steps=8, size=(64, 64)))
+    # both kinds of blocks merge and unmerge, behind text and without it
+    assert 0 < launched.count(mix) <= 4
+    torch.testing.assert_close(*pictures, atol=1e-3, rtol=1e-3)
+    repeats_of.cache_clear()  # of kernels in the interpreter

@@ -11,7 +11,7 @@ import torch
 from kernel_process import assert_kernel_tests_pass
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tomadiff import kernels
+from tomadiff import core, kernels
 from tomadiff.errors import ConfigError
 from tomadiff.methods import PlanSettings, toma
 
@@ -20,8 +20,10 @@ pytest.importorskip("triton", reason="Triton is not installed: there is none for
 from kernel_resources import SHARED, Compiled, compile_for, launches
 
 from tomadiff.kernels import merge, select
-from tomadiff.kernels.launch import Launch
+from tomadiff.kernels.launch import Launch, repeats_of
 from tomadiff.kernels.launch import run as run_launch
+
+CPU = torch.device("cpu")
 
 
 def test_kernels_equal_core_in_the_interpreter() -> None:
@@ -35,8 +37,12 @@ def assert_fits(made: Compiled, capability: int) -> None:
     assert 0 < made.registers <= 255
 
 
-@pytest.mark.parametrize("capability", SHARED)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+COMPILED = [(dtype, capability) for dtype in (torch.float16, torch.float32) for capability in SHARED]
+# without tensor cores that take it, the first with little shared memory, and the newest
+COMPILED += [(torch.bfloat16, capability) for capability in (75, 86, 120)]
+
+
+@pytest.mark.parametrize(("dtype", "capability"), COMPILED, ids=str)
 def test_kernels_compile_for_gpus_without_spilling(dtype: torch.dtype, capability: int) -> None:
     for launch in launches((64, 64), 8, 640, dtype).values():
         made = compile_for(capability, launch)
@@ -110,10 +116,11 @@ class OnCuda:
 
 def test_kernels_run_on_cuda_where_triton_works(monkeypatch: pytest.MonkeyPatch) -> None:
     x = OnCuda()
-    monkeypatch.setattr(kernels, "works", lambda device, dtype: True)
+    monkeypatch.setattr(kernels, "works", lambda device, dtype, places: places >= 64)
     monkeypatch.delenv("TOMADIFF_KERNELS", raising=False)
     assert kernels.usable(x, kernels.LARGEST)
     assert not kernels.usable(x, kernels.LARGEST + 1)
+    assert kernels.usable(x, 33) and not kernels.usable(x, 32), "each block size is tried"
     x.dtype = torch.float64
     assert not kernels.usable(x, 64), "kernels add up in fp32"
     x.dtype = torch.bfloat16
@@ -124,11 +131,11 @@ def test_kernels_run_on_cuda_where_triton_works(monkeypatch: pytest.MonkeyPatch)
 
 def test_kernels_that_cant_run_are_told_once_and_done_without() -> None:
     device = torch.device("cuda", 99)  # nobody has it
-    with pytest.warns(UserWarning, match="float16 on cuda:99 can't run"):
-        assert not kernels.works(device, torch.float16)
+    with pytest.warns(UserWarning, match="float16 on cuda:99 can't run.*up to 64 tokens"):
+        assert not kernels.works(device, torch.float16, 64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not kernels.works(device, torch.float16)
+        assert not kernels.works(device, torch.float16, 64)
 
 
 # -- launches that are repeated ----------------------------------------------------------------------------
@@ -156,13 +163,13 @@ class Noting:
 def test_a_repeated_launch_is_the_one_that_would_be_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Argument by argument; where a trait differs, it is made anew."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # as of tensors on the CPU
-    plan = toma.plan(torch.rand(2, 104, 16), (8, 13), 0.5, PlanSettings())
     compiled, repeats = Noting(), {}
     monkeypatch.setattr(Launch, "run", lambda launch: compiled)
-    varying = ("x", "less", "onto", "out")
+    varying = ("weights", "x", "less", "onto", "out")
     for seed, offset, known in ((0, 0, 0), (1, 0, 1), (2, 0, 2), (3, 5, 2), (4, 5, 3), (5, 0, 4)):
-        tensors = inputs(offset, seed)
-        y, merged, onto, x = tensors
+        plan = toma.plan(torch.rand(2, 104, 16), (8, 13), 0.5, PlanSettings())  # new weights
+        y, merged, onto, x = inputs(offset, seed)
+        tensors = plan.unmerging, y, merged, onto, x
         fresh = merge.unmerge_launch(plan, y, onto, merged, x)
         run_launch(repeats, "unmerge", varying, tensors, lambda fresh=fresh: fresh)
         assert len(compiled.launched) == known
@@ -173,7 +180,22 @@ def test_a_repeated_launch_is_the_one_that_would_be_made_anew(monkeypatch: pytes
                 assert grid == fresh.grid
                 assert all(a is b or a == b for a, b in zip(values, expected, strict=True))
     assert len(repeats) == 2
+    turned = plan.unmerging.contiguous()
+    assert turned.stride() != plan.unmerging.stride()
+    run_launch(repeats, "unmerge", varying, (turned, *tensors[1:]), lambda: fresh)
+    assert len(repeats) == 3, "weights with other strides need a launch of their own"
     held = [
         value for repeat in repeats.values() for value in repeat.values if isinstance(value, torch.Tensor)
     ]
-    assert not any(value.shape[-1] == 20 for value in held), "tokens must not be held on to"
+    assert held and not any(value.is_floating_point() for value in held), "tokens and weights must be let go"
+
+
+def test_launches_are_kept_for_plans_of_the_same_regions_slots_and_device() -> None:
+    regions, others = (core.partition(grid, "stripe", 8, False, CPU) for grid in ((64,), (128,)))
+    slots, fewer = (core.slot_layout(regions.lengths, ratio, CPU) for ratio in (0.5, 0.75))
+    kept = repeats_of(regions, slots, CPU)
+    assert repeats_of(regions, slots, CPU) is kept
+    assert repeats_of(others, slots, CPU) is not kept
+    assert repeats_of(regions, fewer, CPU) is not kept
+    assert regions == core.partition((64,), "stripe", 8, False, torch.device("meta")), "it has no tensors"
+    assert repeats_of(regions, slots, torch.device("meta")) is not kept

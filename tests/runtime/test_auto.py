@@ -14,10 +14,12 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, FirstBlockCacheConfig
 from pipelines import bare_call, denoiser, draw, make, shallow
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tomadiff
 from tomadiff.errors import ConfigError
 from tomadiff.runtime import autotune
+from tomadiff.runtime.timing import Times
 
 STEPS = 4
 
@@ -87,6 +89,25 @@ def test_what_gains_is_merged_and_the_rest_is_dense(folder: Path, everything_gai
     assert torch.equal(draw(pipe, steps=STEPS), expected)
     text = str(tomadiff.report(pipe))
     assert "block at level 1 left dense" in text and "block at level 2 merged" in text
+
+
+def test_nothing_is_skipped_while_measuring_beside_forecasts(everything_gains: None, folder: Path) -> None:
+    """The model runs as often for it as without them, and the steps that are skipped are the same."""
+    pipe, calls, more = make("sd1"), [], []
+    pipe.unet.mid_block.register_forward_hook(lambda *_: calls.append(1))
+    for interval in (1, 2):
+        tomadiff.apply(pipe, ratio=0.5, interval=interval)
+        expected = draw(pipe, steps=8)
+        steps = tomadiff.report(pipe).steps
+        known = len(calls)
+        tomadiff.apply(pipe, ratio="auto", interval=interval)
+        assert torch.equal(draw(pipe, steps=8), expected) and tomadiff.report(pipe).steps == steps
+        more.append(len(calls) - 2 * known)
+        calls.clear()
+        for file in folder.iterdir():  # to be measured anew
+            file.unlink()
+    assert steps == {"run": 5, "forecast": 3}
+    assert more[0] == more[1] > 0
 
 
 def test_a_part_gains_if_the_median_of_its_rounds_does() -> None:
@@ -238,3 +259,48 @@ def test_an_error_while_measuring_leaves_the_pipeline_usable(everything_gains: N
         draw(pipe)
     handle.remove()
     assert torch.equal(draw(pipe), expected)
+
+
+def test_a_gpu_is_timed_by_events_without_waiting_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the host runs ahead, as it does in a generation; but while planning is timed, it waits."""
+    waited: list[torch.device] = []
+    streams: list[tuple[Any, torch.device]] = []
+
+    class Event:
+        made = 0
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+            self.number, Event.made = Event.made, Event.made + 1
+
+        def record(self, stream: Any) -> None:
+            streams.append((self.number, stream))
+
+        def elapsed_time(self, later: Event) -> float:
+            assert later.number == self.number + 1
+            return 10.0 ** (3 + later.number)  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(autotune, "wait_for", waited.append)
+    with FakeTensorMode():
+        x = torch.empty(1, device="cuda:1")
+    times = Times()
+    watch = autotune._Watch(times)
+    for group in (("self", 1), ("cross", 1), ("self", 1)):
+        watch.start(None, (x,), {})
+        times.seconds["plan"] += 7  # what the host spent, which says nothing about the device
+        watch.stop(group)
+    assert not watch.seconds, "nothing is known before the device has finished"
+    watch.read()
+    assert watch.seconds == {("self", 1): 10.0 + 1e5, ("cross", 1): 1e3} and not watch.plan
+    assert streams == [(number, "stream of cuda:1") for number in range(6)]
+    assert waited == []
+
+    watch.clear()
+    times.synchronise = True
+    watch.start(None, (x,), {})
+    times.seconds["plan"] += 7
+    watch.stop(("self", 1))
+    assert watch.plan == {("self", 1): 7} and Event.made == 6
+    assert waited == [x.device] * 2

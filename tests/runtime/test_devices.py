@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import accelerate
@@ -13,6 +16,7 @@ import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from comparison import alike
+from diffusers.hooks import group_offloading
 from pipelines import bare_call, denoiser, draw, make
 from tiny import build, called, tiny
 from torch import Tensor
@@ -22,6 +26,7 @@ import tomadiff
 from tomadiff.errors import ConfigError
 from tomadiff.models import family_of
 from tomadiff.runtime.layout import LayoutReader
+from tomadiff.runtime.offloading import GROUP, weights_at_hand
 
 # -- waiting -----------------------------------------------------------------------------------------------
 
@@ -71,6 +76,60 @@ def test_tables_beside_layers_are_there_when_plans_are_made(name: str, order: st
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
+class Emptied:
+    """torch, but memory that nobody has written to holds NaNs, not what happened to be there before."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def empty_like(x: Tensor, **options: Any) -> Tensor:
+        return torch.full_like(x, math.nan if x.is_floating_point() else 0, **options)
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [
+        ("wan", {"offload_type": "block_level", "num_blocks_per_group": 1}),
+        ("pixart", {"offload_type": "leaf_level"}),
+    ],
+    ids=["block", "leaf"],
+)
+def test_groups_of_weights_are_there_when_plans_are_made(
+    name: str, level: dict[str, Any], order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offloading to the disk: from memory to the same memory, weights would never be gone.
+
+    `where="block"`, since spans end where weights come and go.
+    """
+    monkeypatch.setattr(group_offloading, "torch", Emptied())
+    case = tiny(name)
+    model = build(case)
+    merged = called(tomadiff.apply(model, ratio=0.5, dense_blocks=0, where="block"), case)[0]
+    tomadiff.remove(model)
+    if order == "after":
+        tomadiff.apply(model, ratio=0.5, dense_blocks=0, where="block")
+    cpu = torch.device("cpu")
+    model.enable_group_offload(cpu, offload_device=cpu, offload_to_disk_path=str(tmp_path), **level)
+    assert any(parameter.isnan().any() for parameter in model.parameters())
+    if order == "before":
+        tomadiff.apply(model, ratio=0.5, dense_blocks=0, where="block")
+    assert alike(called(model, case)[0], merged)
+
+
+def test_weights_that_come_on_a_stream_have_arrived_before_they_are_read() -> None:
+    """As in diffusers' own pre_forward: loading a group only starts to copy it."""
+    seen: list[str] = []
+    stream = SimpleNamespace(synchronize=lambda: seen.append("waited"))
+    group = SimpleNamespace(stream=stream, onload_=lambda: seen.append("loading"))
+    module = torch.nn.Linear(2, 2)
+    module._diffusers_hook = SimpleNamespace(hooks={GROUP: SimpleNamespace(group=group)})
+    with weights_at_hand(module):
+        seen.append("read")
+    assert seen == ["loading", "waited", "read"]
+
+
 def test_blocks_on_several_devices_are_refused() -> None:
     model = tomadiff.apply(denoiser(make("flux")), ratio=0.5)
     for block, device in zip(model.single_transformer_blocks, ("cpu", "meta")):
@@ -80,12 +139,15 @@ def test_blocks_on_several_devices_are_refused() -> None:
 
 
 @pytest.mark.skipif(not hasattr(diffusers, "ContextParallelConfig"), reason="this diffusers has none")
-def test_sequences_that_are_split_between_processes_are_not_merged(tmp_path: Path) -> None:
+def test_sequences_that_are_split_between_processes_are_forecast_and_not_merged(tmp_path: Path) -> None:
     tests = Path(__file__).parents[1]
     subprocess.run([sys.executable, "two_processes.py", str(tmp_path)], cwd=tests, check=True)
     for rank in range(2):
-        told = (tmp_path / str(rank)).read_text()
+        told = (tmp_path / f"{rank}.txt").read_text()
         assert "none of which has all tokens to merge: give interval alone" in told
+        alone, split = torch.load(tmp_path / f"{rank}.pt")
+        assert split["steps"] == alone["steps"] and split["steps"]["forecast"] > 0
+        assert alike(split["latents"], alone["latents"])
 
 
 # -- recording ---------------------------------------------------------------------------------------------
@@ -113,6 +175,13 @@ def test_operators_stay_outside_of_cuda_graphs_that_inductor_records() -> None:
 # -- precision ---------------------------------------------------------------------------------------------
 
 
+PRODUCTS = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+
+
+def precisions() -> tuple[str, ...]:
+    return tuple(product.fp32_precision for product in PRODUCTS)
+
+
 class Precisions(TorchDispatchMode):
     """How exactly matrices are multiplied while a session plans, and while it doesn't."""
 
@@ -123,33 +192,70 @@ class Precisions(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "mm" in func.__name__:
             seen = self.planning if self.session.times.phase == "plan" else self.others
-            seen.add((func.__name__, torch.get_float32_matmul_precision()))
+            seen.add((func.__name__, *precisions()))
         return func(*args, **(kwargs or {}))
 
 
-def test_tf32_does_not_reach_similarities() -> None:
+@pytest.fixture
+def default_precision() -> Iterator[None]:
+    yield
+    torch.set_float32_matmul_precision("highest")
+    for switch in (torch.backends, *PRODUCTS):
+        switch.fp32_precision = "none"
+
+
+@pytest.mark.parametrize(
+    ("switch", "name", "value"),
+    [
+        (torch.backends.cuda.matmul, "allow_tf32", True),
+        (torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+        (torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+        (torch.backends.mkldnn, "fp32_precision", "tf32"),
+        (torch.backends, "fp32_precision", "tf32"),
+        (None, "high", None),
+        (None, "medium", None),
+    ],
+    ids=["allow_tf32", "cuda.matmul", "mkldnn.matmul", "mkldnn", "backends", "high", "medium"],
+)
+def test_tf32_does_not_reach_similarities(
+    switch: Any, name: str, value: Any, default_precision: None
+) -> None:
+    """However it is switched on; after a call it is as the user left it."""
     model = tomadiff.apply(denoiser(make("sd1")), ratio=0.5)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        with torch.no_grad(), Precisions(model._tomadiff) as seen:
-            model(**bare_call(model))
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert ("bmm.default", "highest") in seen.planning
-    assert {precision for _, precision in seen.others} == {"high"}, "the model's own is the user's choice"
+    if switch is None:
+        torch.set_float32_matmul_precision(name)
+    else:
+        setattr(switch, name, value)
+    asked = precisions()
+    assert {"tf32", "bf16"} & {*asked}
+    with torch.no_grad(), Precisions(model._tomadiff) as seen:
+        model(**bare_call(model))
+    assert ("bmm.default", "ieee", "ieee") in seen.planning
+    assert {tuple(precision) for _, *precision in seen.others} == {asked}, (
+        "the model's own is the user's choice"
+    )
+    assert precisions() == asked
+
+
+def test_precision_that_was_asked_of_all_products_can_be_changed_for_all(default_precision: None) -> None:
+    torch.backends.fp32_precision = "tf32"
+    model = tomadiff.apply(denoiser(make("sd1")), ratio=0.5)
+    with torch.no_grad():
+        model(**bare_call(model))
+    torch.backends.fp32_precision = "ieee"
+    assert precisions() == ("ieee", "ieee")
 
 
 def test_plans_have_the_type_of_the_tokens_not_of_their_features() -> None:
     """Wan's norms are in fp32 whatever its tokens are in: without this, every merge would cast matrices."""
     case = tiny("wan")
-    model = tomadiff.apply(build(case).to(torch.float64), ratio=0.5, dense_blocks=0)
+    model = tomadiff.apply(build(case).to(torch.float16), ratio=0.5, dense_blocks=0)
     call = case.call(model, case.GRID, (0,), 0.5)
     with torch.no_grad():
-        model(**{key: x.double() if torch.is_floating_point(x) else x for key, x in call.items()})
+        model(**{key: x.half() if torch.is_floating_point(x) else x for key, x in call.items()})
     plans = [kept.plan for kept in model._tomadiff.plans.values()]
-    assert plans and {plan.merging.dtype for plan in plans} == {torch.float64}
+    types = {matrix.dtype for plan in plans for matrix in (plan.merging, plan.unmerging)}
+    assert types == {torch.float16}
 
 
 # -- memory ------------------------------------------------------------------------------------------------
@@ -189,7 +295,8 @@ def test_forgetting_lets_go_in_the_middle() -> None:
 def test_blocks_are_compiled_for_the_lengths_that_they_get() -> None:
     """Not for any length, though dense blocks get other lengths than merged ones."""
     torch.compiler.reset()
-    lengths = []
+    lengths: list[list[int]] = []  # of each graph
+    compiled: list[int] = []  # graphs after each call
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         lengths.append([side for x in inputs if isinstance(x, Tensor) for side in x.shape])
@@ -200,7 +307,7 @@ def test_blocks_are_compiled_for_the_lengths_that_they_get() -> None:
     with torch.no_grad():
         for time in (0.9, 0.6, 0.3):
             model(**bare_call(model) | {"timestep": torch.tensor([time])})
-            compiled = len(lengths)
-    assert compiled == len(lengths) > 1
+            compiled.append(len(lengths))
+    assert compiled[0] > 1 and compiled == compiled[:1] * 3, "nothing is compiled from step to step"
     assert all(type(side) is int for sides in lengths for side in sides), "a symbol is slower code"
     torch.compiler.reset()

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+from pipelines import denoiser, draw, make, text
 
+from tomadiff.runtime.registration import session_of
 from tomadiff.tools.cli import main
-from tomadiff.tools.selftest import command, kernels, pictures
+from tomadiff.tools.selftest import command, compiled, finding, kernels, pictures, speed
 from tomadiff.tools.selftest.finding import Finding
 
 CPU = torch.device("cpu")
@@ -63,6 +69,17 @@ def test_nothing_is_begun_after_the_time_is_over(capsys: pytest.CaptureFixture[s
     assert "--seconds" in capsys.readouterr().out
 
 
+def test_what_is_left_out_for_lack_of_time_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    checks = (pictures.pictures_are_close, compiled.compiled_model_equals_core)
+    with finding.time_limit(-1.0):
+        findings = [finding for check in checks for finding in check(CPU)]
+    names = ["emoji-unet in float32", "emoji-flux in float32", "compiled model in float32"]
+    assert [finding.name for finding in findings] == names
+    assert f"3 were left out, for which more --seconds are needed: {'; '.join(names)}." in command.verdict(
+        findings
+    )
+
+
 def test_a_gpu_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selftest", "--device", "cuda:99"]) == 2
     assert "can't use device" in capsys.readouterr().err
@@ -82,3 +99,160 @@ def test_a_picture_that_is_too_far_away_is_a_failure(monkeypatch: pytest.MonkeyP
     found = list(pictures.pictures_are_close(CPU))
     assert [finding.good for finding in found] == [True, False]
     assert "expected are at least 1000" in found[1].words
+
+
+class FakeGPU(SimpleNamespace):
+    """Enough of a device to choose what is checked on a GPU."""
+
+    type = "cuda"
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
+    """A GPU with both half dtypes, and a tiny pipeline in place of the embedded ones."""
+    for module in (pictures, compiled):
+        monkeypatch.setattr(module, "EMBEDDED", ["tiny"])
+        monkeypatch.setattr(
+            module, "dtypes_of", lambda device: [torch.float32, torch.float16, torch.bfloat16]
+        )
+        monkeypatch.setattr(module, "loaded", lambda name, device, dtype: make("flux"))
+    return FakeGPU()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_waiting_after_the_first_call_is_a_failure_in_every_half_dtype(
+    waits: bool, fake_gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = ["default"]
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    forbidden: list[bool] = []
+
+    def waiting(*args: Any) -> None:
+        forbidden.append(modes[-1] == "error")
+        if waits and forbidden[-1]:
+            raise RuntimeError("called a synchronizing CUDA operation\nand more")
+
+    def draw_waiting(pipe: Any) -> None:
+        forbidden.clear()
+        with denoiser(pipe).register_forward_pre_hook(waiting):
+            draw(pipe, size=(64, 64), steps=3, guidance=1.0)
+
+    monkeypatch.setattr(pictures, "draw_with", draw_waiting)
+    monkeypatch.setattr(pictures, "MODES", {"merged": ({"ratio": 0.5}, 0.0)})
+    findings = list(pictures.steps_dont_wait_for_the_device(fake_gpu))
+    assert [finding.name.split(" in ")[1] for finding in findings] == ["float16, merged", "bfloat16, merged"]
+    assert [finding.good for finding in findings] == [not waits] * 2
+    assert forbidden == ([False, True] if waits else [False, True, True]) and modes[-1] == "default"
+    assert all(("synchronizing" in finding.words) == waits for finding in findings)
+
+
+def test_pictures_are_compiled_in_every_dtype_and_without_kernels(
+    fake_gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TOMADIFF_KERNELS", raising=False)
+    modes = {"forecast": ({"interval": 2}, 30.0), "merged": ({"ratio": 0.5}, 20.0)}
+    monkeypatch.setattr(compiled, "MODES", modes)
+    drawn = []
+
+    def note(pipe: Any) -> Image.Image:
+        session = getattr(denoiser(pipe), "_tomadiff", None)
+        if session is not None:
+            drawn.append((os.environ["TOMADIFF_KERNELS"], session.compiled is not None))
+        return Image.new("RGB", (8, 8))
+
+    monkeypatch.setattr(compiled, "draw_with", note)
+    first = list(compiled.compiled_pictures_are_close(fake_gpu))
+    assert [finding.name for finding in first] == [
+        f"tiny in bfloat16, compiled, {mode}" for mode in ("forecast", "merged")
+    ]
+    others = list(compiled.compiled_pictures_in_other_modes(fake_gpu))
+    assert [finding.name for finding in others] == [
+        "tiny in bfloat16, compiled without kernels, merged",
+        *(
+            f"tiny in {dtype}, compiled{kernels}"
+            for dtype in ("float16", "float32")
+            for kernels in (", forecast", ", merged", " without kernels, merged")
+        ),
+    ]
+    assert [kernels for kernels, _ in drawn] == ["auto", "auto", "0", *["auto", "auto", "0"] * 2]
+    assert all(is_compiled for _, is_compiled in drawn)
+    assert all(finding.good for finding in (*first, *others))
+
+
+def test_compiled_pictures_are_compared_with_dense_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(compiled, "_backend", lambda device: backend)
+    monkeypatch.setattr(compiled, "EMBEDDED", ["tiny"])
+    monkeypatch.setattr(compiled, "loaded", lambda name, device, dtype: make("flux"))
+    monkeypatch.setattr(compiled, "draw_with", lambda pipe: draw(pipe, size=(64, 64), output_type="pil")[0])
+    # what is compiled is the same as what is not, and not the same as what is dense
+    monkeypatch.setattr(compiled, "MODES", {"merged": ({"ratio": 0.5}, 1000.0)})
+    (found,) = compiled.compiled_pictures_are_close(CPU)
+    assert found.good is False and "the dense picture, expected are at least 1000" in found.words
+    assert len(graphs) == 1
+    assert list(compiled.compiled_pictures_in_other_modes(CPU)) == []
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_compiled_model_that_computes_something_else_is_a_failure(
+    wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        return lambda *args: tuple(x * (1.01 if wrong else 1.0) for x in graph(*args))
+
+    monkeypatch.setattr(compiled, "_backend", lambda device: backend)
+    (found,) = compiled.compiled_model_equals_core(CPU)
+    assert found.good is not wrong, found.words
+
+
+def test_launches_are_timed_with_a_new_plan_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one plan again and again, nobody would see that launches of new plans are not repeated."""
+    plan = pytest.importorskip("tomadiff.kernels.plan")
+    launched: dict[str, list[Any]] = {"merge": [], "unmerge": []}
+
+    def launch(kind: str) -> Callable[..., None]:
+        return lambda self, *tensors: launched[kind].append(self)
+
+    for kind in launched:
+        monkeypatch.setattr(plan.Fused, kind, launch(kind))
+    monkeypatch.setattr(kernels, "no_kernels", lambda device: None)
+    monkeypatch.setattr(kernels, "LAUNCHES", 2)
+    findings = list(kernels.time_of_a_launch(CPU))
+    assert [finding.name.split(", ")[1] for finding in findings] == ["merging", "unmerging"]
+    assert all(finding.figures.keys() == {"kernel_us", "core_us"} for finding in findings)
+    for fused in launched.values():
+        assert len(fused) == len({id(each.plan) for each in fused}) == kernels.WARM_UP + 2
+        weights = {each.plan.merging.data_ptr() for each in fused}
+        assert len(weights) == len(fused)
+
+
+def test_speed_is_measured_with_a_skipped_step_and_nothing_left_on_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(speed, "STEPS", 6)
+    monkeypatch.setattr(speed, "ROUNDS", 1)
+    pipe = make("flux")
+    embeds, pooled = text(0)
+    arguments = {
+        "prompt_embeds": embeds,
+        "pooled_prompt_embeds": pooled,
+        "height": 64,
+        "width": 64,
+        "output_type": "latent",
+    }
+    call, host, generation = speed._measured(pipe, "tiny", arguments, CPU)
+    assert call.figures.keys() == {"dense_ms", "ideal_ms", "tomadiff_ms"} and all(call.figures.values())
+    assert host.good is None and not host.figures
+    assert generation.name == "a generation of 6 steps, tiny"
+    assert all(
+        generation.figures[name] for name in ("dense_s", "applied_s", "run_step_ms", "skipped_step_ms")
+    )
+    assert session_of(denoiser(pipe)) is None
+    with finding.time_limit(-1.0):
+        *_, last = speed._measured(pipe, "tiny", arguments, CPU)
+    assert last == finding.left_out("a generation of 6 steps, tiny")

@@ -99,8 +99,9 @@ def partition(
         grid, sides = (tokens,), (tokens,)
     elif kind == "stripe":
         grid, sides = (tokens,), (math.prod(sides),)
-    # cached tensors outlive the call that made them, and inference tensors can't be used under autograd later
-    with torch.inference_mode(False):
+    # Cached tensors outlive the call that made them, and inference tensors can't be used under autograd then.
+    # On the CPU, since on another default device each look at a value would wait for it.
+    with torch.inference_mode(False), torch.device("cpu"):
         index = torch.arange(tokens).reshape(grid)
         if shift:
             steps = [-(min(side, axis) // 2) for side, axis in zip(sides, grid)]
@@ -139,7 +140,7 @@ def slot_layout(lengths: tuple[int, ...], ratio: float, device: torch.device) ->
     size = max(counts)
     if min(counts) == size:
         return Slots(len(counts), sum(counts), size)
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), torch.device("cpu"):
         real = torch.arange(size) < torch.tensor(counts)[:, None]
         positions = (real.flatten().cumsum(0) - 1).clamp_min_(0)
         index = real.flatten().nonzero().flatten()

@@ -36,23 +36,33 @@ def usable(x: Tensor, region: int) -> bool:
             f"TOMADIFF_KERNELS=1 can't be honoured on {x.device}: kernels run on CUDA (and, with "
             "TRITON_INTERPRET=1, very slowly elsewhere); leave it out"
         )
-    return mode == "1" or (x.is_cuda and works(x.device, x.dtype))
+    return mode == "1" or (x.is_cuda and works(x.device, x.dtype, block(region)))
+
+
+def block(size: int) -> int:
+    """The block size for this many elements: a power of two, at least 16 as tensor cores require."""
+    return max(16, 1 << (size - 1).bit_length())
 
 
 @lru_cache
-def works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether Triton is installed and the kernels agree with core on a device; warns once if they don't."""
+def works(device: torch.device, dtype: torch.dtype, places: int) -> bool:
+    """Whether Triton is installed and the kernels agree with core on a device; warns once if they don't.
+
+    places: the block size of a region. Larger ones are other programs, which may not fit where others do.
+    """
     if importlib.util.find_spec("triton") is None:
         return False
     kind = str(dtype).removeprefix("torch.")
     try:
-        from .probe import difference
+        from .probe import difference, example
 
-        wrong = difference(device, dtype)
+        wrong = difference(device, dtype, *example(places))
     except Exception as error:  # for example no C compiler, a dtype that the GPU lacks, or an old driver
         wrong = f"can't run: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}"
     if wrong is not None:
         warnings.warn(
-            f"Triton kernels in {kind} on {device} {wrong}. Merging does without them, slower", stacklevel=2
+            f"Triton kernels in {kind} on {device} {wrong}. Merging in regions of up to {places} tokens does "
+            "without them, slower",
+            stacklevel=2,
         )
     return wrong is None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+
+from tomadiff.core import Regions, Slots
 
 # from Triton 3.3 on, a compiled kernel takes the same arguments as the function it was compiled from
 REPEATABLE = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 3)
@@ -67,6 +70,15 @@ class Repeat:
 Repeats = dict[Any, Repeat]
 
 
+@lru_cache(maxsize=64)  # as many as `partition` and `slot_layout` keep
+def repeats_of(regions: Regions, slots: Slots, device: torch.device) -> Repeats:
+    """The launches with these regions and slots, in all plans: by default there is a new plan in every step.
+
+    The device, since equal regions of two devices have nothing to differ in if they need no tensors.
+    """
+    return {}
+
+
 def run(
     repeats: Repeats | None,
     kind: str,
@@ -92,8 +104,3 @@ def run(
 def traits(x: Tensor | None) -> Any:
     """Everything about a tensor that launch arguments and Triton's specialisation depend on."""
     return None if x is None else (x.shape, x.stride(), x.dtype, x.data_ptr() % 16)
-
-
-def block(size: int) -> int:
-    """The block size for this many elements: a power of two, at least 16 as tensor cores require."""
-    return max(16, triton.next_power_of_2(size))

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tomadiff.core import Plan
 
-from .launch import Launch, Repeats, block, run
+from . import block
+from .launch import Launch, Repeats, run
 
 # larger blocks run out of registers without tensor cores, that is, in fp32 without TF32 and on Volta
 ROWS, CHANNELS = 32, 64
@@ -23,7 +24,8 @@ def merge(plan: Plan, x: Tensor, repeats: Repeats | None = None) -> Tensor:
     """The same as plan.merge(x): [B, N, C] -> [B, K, C]."""
     x = _readable(x)
     merged = x.new_empty(len(x), plan.slots.kept, x.shape[-1])
-    run(repeats, "merge", ("x", "out"), (x, merged), lambda: merge_launch(plan, x, merged))
+    varying, tensors = ("weights", "x", "out"), (plan.merging, x, merged)
+    run(repeats, "merge", varying, tensors, lambda: merge_launch(plan, x, merged))
     return merged
 
 
@@ -37,7 +39,7 @@ def unmerge(
     """The same as plan.unmerge(y, onto, merged): [B, K, C] -> [B, N, C]."""
     y, onto, merged = _readable(y), _readable(onto), _readable(merged)
     x = y.new_empty(len(y), plan.regions.tokens, y.shape[-1])
-    varying, tensors = ("x", "less", "onto", "out"), (y, merged, onto, x)
+    varying, tensors = ("weights", "x", "less", "onto", "out"), (plan.unmerging, y, merged, onto, x)
     run(repeats, "unmerge", varying, tensors, lambda: unmerge_launch(plan, y, onto, merged, x))
     return x
 

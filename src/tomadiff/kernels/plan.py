@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from tomadiff.core import Plan, Regions
 
-from .launch import Repeats
+from .launch import Repeats, repeats_of
 from .merge import merge, unmerge
 
 
@@ -18,8 +19,10 @@ class Fused:
     """A plan whose kernels read and write tokens in image order, without `arrange` and `restore`."""
 
     plan: Plan
-    # launches made with this plan, repeated by all sites that share it
-    repeats: Repeats = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def repeats(self) -> Repeats:
+        return repeats_of(self.plan.regions, self.plan.slots, self.plan.merging.device)
 
     @property
     def regions(self) -> Regions:

@@ -30,7 +30,7 @@ def difference(
     dtype: torch.dtype,
     grid: tuple[int, ...] = (8, 13),
     kind: str = "tile",
-    size: int = 8,
+    size: int | tuple[int, ...] = 8,
     channels: int = 80,
 ) -> str | None:
     """What the kernels do wrong in this dtype, in words; None if nothing.
@@ -38,7 +38,9 @@ def difference(
     The default example has ragged tiles, and channels that don't fill the last block.
     """
     generator = torch.Generator().manual_seed(0)
-    x = (torch.randn(2, math.prod(grid), channels, generator=generator) + 0.5).to(device, dtype)
+    # "cpu", as the generator is: the user may have set another default device
+    x = torch.randn(2, math.prod(grid), channels, generator=generator, device="cpu")
+    x = (x + 0.5).to(device, dtype)
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         plan = core_plan(x, partition(grid, kind, size, False, device))
         chosen = destinations(x, plan.regions, plan.slots)
@@ -56,6 +58,13 @@ def difference(
             if not _close(unmerge(plan, 2 * merged, x, merged, repeats), whole):
                 return "unmerge otherwise than core"
     return None
+
+
+def example(places: int) -> tuple[tuple[int, int], str, tuple[int, int]]:
+    """A grid, kind and size of regions that need a block of so many places, without filling it evenly."""
+    rows = 1 << (places.bit_length() - 1) // 2
+    columns = places // rows
+    return (rows, 2 * columns - 3), "tile", (rows, columns)
 
 
 def core_plan(x: Tensor, regions: Regions) -> Plan:

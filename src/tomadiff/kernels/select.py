@@ -10,8 +10,8 @@ from torch import Tensor
 from tomadiff.core import Regions, Slots
 from tomadiff.core import select as twin
 
-from . import LARGEST
-from .launch import Launch, block
+from . import LARGEST, block
+from .launch import Launch
 
 CHOSEN = tl.constexpr(twin.CHOSEN)
 TIE = tl.constexpr(twin.TIE)

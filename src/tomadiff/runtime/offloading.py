@@ -23,6 +23,8 @@ def weights_at_hand(module: nn.Module) -> Iterator[None]:
     group = None if registry is None else registry.hooks.get(GROUP)
     if group is not None and getattr(group, "group", None) is not None:
         group.group.onload_()  # its own post_forward offloads them again
+        if group.group.stream is not None:  # on which the weights are still on their way
+            group.group.stream.synchronize()
     if by_accelerate is None or not any(weight.is_meta for weight in module.parameters(recurse=False)):
         yield
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -17,18 +16,26 @@ from tomadiff.runtime.files import atomic_write, check_writable
 from tomadiff.runtime.machine import processor, versions
 from tomadiff.tools.loading import check_device
 
-from .finding import Check, Finding, dtypes_of, name_of
+from .compiled import (
+    compiled_model_equals_core,
+    compiled_pictures_are_close,
+    compiled_pictures_in_other_modes,
+)
+from .finding import LEFT_OUT, Check, Finding, dtypes_of, left_out, name_of, time_is_over, time_limit
 from .kernels import kernels_equal_core, time_of_a_launch
-from .pictures import compiled_pictures_are_the_same, pictures_are_close, steps_dont_wait_for_the_device
+from .pictures import pictures_are_close, steps_dont_wait_for_the_device
 from .speed import speed
 
+# the cheap and important ones first: at the end of the time, the others are left out
 CHECKS: tuple[Check, ...] = (
     kernels_equal_core,
     time_of_a_launch,
+    compiled_model_equals_core,
     pictures_are_close,
     steps_dont_wait_for_the_device,
+    compiled_pictures_are_close,
     speed,
-    compiled_pictures_are_the_same,
+    compiled_pictures_in_other_modes,
 )
 
 
@@ -52,34 +59,35 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(device: torch.device, seconds: float, checks: Sequence[Check]) -> list[Finding]:
     """Run checks and print each finding at once. A check that raises an exception is a failure."""
-    start, findings = time.perf_counter(), []
+    findings = []
 
     def tell(finding: Finding) -> None:
         print(finding, flush=True)
         findings.append(finding)
 
-    for check in checks:
-        name = check.__name__.replace("_", " ")
-        if time.perf_counter() - start > seconds:
-            tell(Finding(name, None, f"left out: {seconds:g} seconds are over (--seconds)"))
-            continue
-        try:
-            for finding in check(device):
-                tell(finding)
-                if time.perf_counter() - start > seconds:
-                    tell(Finding(name, None, f"cut short: {seconds:g} seconds are over (--seconds)"))
-                    break
-        except Exception as error:
-            reason = next(iter(str(error).strip().splitlines()), "")
-            tell(Finding(name, False, f"broke off: {type(error).__name__}: {reason}"))
+    with time_limit(seconds):
+        for check in checks:
+            name = check.__name__.replace("_", " ")
+            if time_is_over():
+                tell(left_out(name))
+                continue
+            try:
+                for finding in check(device):
+                    tell(finding)
+            except Exception as error:
+                reason = next(iter(str(error).strip().splitlines()), "")
+                tell(Finding(name, False, f"broke off: {type(error).__name__}: {reason}"))
     return findings
 
 
 def verdict(findings: Sequence[Finding]) -> str:
     wrong = [finding.name for finding in findings if finding.good is False]
     right = sum(finding.good is True for finding in findings)
-    untried = sum(finding.good is None and not finding.figures for finding in findings)
+    late = [finding.name for finding in findings if finding.words == LEFT_OUT]
+    untried = sum(finding.good is None and not finding.figures for finding in findings) - len(late)
     left = f" {untried} could not be tried here." if untried else ""
+    if late:
+        left += f" {len(late)} were left out, for which more --seconds are needed: {'; '.join(late)}."
     if wrong:
         return (
             f"NOT ALL IS WELL: {len(wrong)} of {len(wrong) + right} checks failed: {'; '.join(wrong)}.{left}"

@@ -1,8 +1,12 @@
-"""The result of a check of the self-test."""
+"""The result of a check of the self-test, and how long checks may take."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +28,27 @@ class Finding:
 
 
 Check = Callable[[torch.device], Iterator[Finding]]
+
+LEFT_OUT = "left out: the time is over (--seconds)"
+_deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
+
+
+def left_out(name: str) -> Finding:
+    return Finding(name, None, LEFT_OUT)
+
+
+def time_is_over() -> bool:
+    """Whether a check must begin nothing new, but say what it leaves out."""
+    return time.perf_counter() > _deadline.get()
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    token = _deadline.set(time.perf_counter() + seconds)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
 
 
 def dtypes_of(device: torch.device) -> list[torch.dtype]:

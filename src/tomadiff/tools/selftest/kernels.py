@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
-from tomadiff.core import partition
+from tomadiff.core import MergePlan, Plan, partition
 from tomadiff.runtime.machine import wait_for
 
 from .finding import Finding, dtypes_of, name_of
@@ -21,13 +22,13 @@ SHAPES: dict[str, tuple[tuple[int, ...], str, int, int]] = {
     "stripes": ((50, 33), "stripe", 8, 70),
     "tiles of 256 tokens": ((32, 48), "tile", 16, 64),
 }
-LAUNCHES = 200  # number of launches that are timed
-ENOUGH_US = 30.0  # acceptable host time per launch; with more, the host may become slower than the device
+WARM_UP, LAUNCHES = 3, 200  # number of launches before those that are timed, and of these
+ENOUGH_US = 15.0  # acceptable host time per launch; with more, the host may become slower than the device
 
 
 def kernels_equal_core(device: torch.device) -> Iterator[Finding]:
     """Kernels choose destinations as good as core's, and merge and unmerge the same up to rounding."""
-    if reason := _no_kernels(device):
+    if reason := no_kernels(device):
         yield Finding("kernels", None, reason)
         return
     for dtype in dtypes_of(device):
@@ -43,27 +44,46 @@ def kernels_equal_core(device: torch.device) -> Iterator[Finding]:
 
 
 def time_of_a_launch(device: torch.device) -> Iterator[Finding]:
-    """Host time in microseconds for merging at one site, with a kernel and with core."""
-    if reason := _no_kernels(device):
+    """Host time in microseconds for merging and unmerging at one site, with a kernel and with core.
+
+    Each with a plan that is new, as by default in every step: a launch must be repeated for another plan.
+    """
+    if reason := no_kernels(device):
         yield Finding("host time of a launch", None, reason)
         return
-    from tomadiff.kernels.merge import merge
+    from tomadiff.kernels.launch import REPEATABLE
+    from tomadiff.kernels.plan import Fused
     from tomadiff.kernels.probe import core_plan
 
     x = torch.randn(2, 4096, 640, device=device, dtype=torch.float16)
     plan = core_plan(x, partition((64, 64), "tile", 8, False, device))
-    core = _microseconds(lambda: plan.merge(x), device)
-    repeats: dict = {}
-    kernel = _microseconds(lambda: merge(plan, x, repeats), device)
-    yield Finding(
-        "host time of a launch",
-        kernel <= ENOUGH_US,
-        f"{kernel:.1f} us for merging by a kernel, {core:.1f} us by torch's operations",
-        {"kernel_us": kernel, "core_us": core},
-    )
+    merged = plan.merge(x)
+    todo: dict[str, Callable[[MergePlan], object]] = {
+        "merging": lambda plan: plan.merge(x),
+        "unmerging": lambda plan: plan.unmerge(merged, x, merged),
+    }
+    for name, launch in todo.items():
+        core = _microseconds(launch, _new_plans(plan), device)
+        kernel = _microseconds(launch, [Fused(new) for new in _new_plans(plan)], device)
+        words = (
+            f"{kernel:.1f} us by a kernel, {core:.1f} us by torch's operations, at most {ENOUGH_US:g} is good"
+        )
+        old = "" if REPEATABLE else "; from Triton 3.3 on, it is less"
+        good = kernel <= ENOUGH_US if REPEATABLE else None
+        figures = {"kernel_us": kernel, "core_us": core}
+        yield Finding(f"host time of a launch, {name}", good, words + old, figures)
 
 
-def _no_kernels(device: torch.device) -> str | None:
+def _new_plans(plan: Plan) -> list[Plan]:
+    """As many plans as are launched; their weights are copies, eight of which are enough."""
+    copies = [(plan.merging.clone(), plan.unmerging.clone()) for _ in range(8)]
+    return [
+        replace(plan, merging=merging, unmerging=unmerging)
+        for merging, unmerging in (copies[i % 8] for i in range(WARM_UP + LAUNCHES))
+    ]
+
+
+def no_kernels(device: torch.device) -> str | None:
     if device.type != "cuda":
         return "kernels run on CUDA; here core does the work"
     if importlib.util.find_spec("triton") is None:
@@ -71,13 +91,15 @@ def _no_kernels(device: torch.device) -> str | None:
     return None
 
 
-def _microseconds(launch: Callable[[], object], device: torch.device) -> float:
-    for _ in range(3):
-        launch()
+def _microseconds(
+    launch: Callable[[MergePlan], object], plans: Sequence[MergePlan], device: torch.device
+) -> float:
+    for plan in plans[:WARM_UP]:
+        launch(plan)
     wait_for(device)
     start = time.perf_counter()
-    for _ in range(LAUNCHES):
-        launch()
+    for plan in plans[WARM_UP:]:
+        launch(plan)
     spent = time.perf_counter() - start
     wait_for(device)
-    return 1e6 * spent / LAUNCHES
+    return 1e6 * spent / (len(plans) - WARM_UP)

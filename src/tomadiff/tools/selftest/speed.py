@@ -20,7 +20,7 @@ from tomadiff.tools.bench.measure import rounds
 from tomadiff.tools.bench.step import Step, capture
 from tomadiff.tools.demo.embedded import load_embedded
 
-from .finding import Finding
+from .finding import Finding, left_out, time_is_over
 
 # share of the blocks and image side in pixels, from full size down to what fits on small GPUs
 SIZES = ((1.0, 1024), (0.5, 1024), (0.25, 768), (0.1, 512))
@@ -58,6 +58,9 @@ def _measured(
     step = capture(pipe, arguments)
     yield _calls(pipe, title, step, device)
     yield _host(step, title, device)
+    if time_is_over():
+        yield left_out(f"a generation of {STEPS} steps, {title}")
+        return
     yield from _generations(pipe, title, arguments, device)
 
 
