@@ -77,6 +77,7 @@ TABLES = {  # beside the usual one, of methods for deterministic sampling
     "merging": "merging methods, and settings of ours",
     "keys": "methods that merge keys and values",
     "placement": "steps that run, evenly spaced or counted back from the last two",
+    "rule": "what apply(pipe) does, as many steps of the same sampler, and half of the tokens merged",
 }
 
 
@@ -91,6 +92,9 @@ def contenders(model: str, steps: int, table: str | None) -> list[tuple[str, flo
     if table == "placement":
         intervals = [each for every in (2, 3, 4) for each in (every, counted_back(steps, every))]
         return [(f"tomadiff:interval={interval}", 0.0) for interval in intervals]
+    if table == "rule":
+        runs = len(counted_back(steps, 3 if steps >= 40 else 2))
+        return [("auto", 0.0), (f"steps:{runs}", 0.0), ("tomadiff", 0.5)]
     if table == "few":
         rivals = [f"steps:{count}" for count in {max(steps // 2, 1), steps * 5 // 8, steps * 3 // 4}]
         return [(method, 0.0) for method in ("auto", "tomadiff:interval=2", *MERGED, *rivals)]

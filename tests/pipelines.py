@@ -134,12 +134,12 @@ MAKERS: dict[str, Callable[[], DiffusionPipeline]] = {"sd1": sd1, "sdxl": sdxl, 
 
 
 def every_pipeline_with(settings: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Names and settings. SD3's attention takes no mask, by which keys are weighed: that is left out."""
+    """Names and settings. SD3 takes no mask, by which keys are weighed, but where only keys are merged."""
     return [
         (name, chosen)
         for name in MAKERS
         for chosen in settings
-        if name != "sd3" or "weigh_keys" not in chosen
+        if name != "sd3" or "weigh_keys" not in chosen or chosen.get("where") == "kv"
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import subprocess
@@ -30,6 +31,7 @@ from diffusers import (
     FluxInpaintPipeline,
     HeunDiscreteScheduler,
     LCMScheduler,
+    LEditsPPPipelineStableDiffusion,
     MagCacheConfig,
     PyramidAttentionBroadcastConfig,
     SD3ControlNetModel,
@@ -38,16 +40,20 @@ from diffusers import (
     StableDiffusion3Img2ImgPipeline,
     StableDiffusion3InpaintPipeline,
     StableDiffusion3PAGPipeline,
+    StableDiffusionAttendAndExcitePipeline,
     StableDiffusionControlNetPipeline,
     StableDiffusionImg2ImgPipeline,
     StableDiffusionInpaintPipeline,
     StableDiffusionPAGPipeline,
+    StableDiffusionPanoramaPipeline,
     StableDiffusionPipeline,
+    StableDiffusionPix2PixZeroPipeline,
     StableDiffusionSAGPipeline,
     StableDiffusionXLControlNetPipeline,
     StableDiffusionXLImg2ImgPipeline,
     StableDiffusionXLInpaintPipeline,
     StableDiffusionXLPAGPipeline,
+    WanPipeline,
 )
 from diffusers.hooks import (
     SmoothedEnergyGuidanceConfig,
@@ -59,7 +65,8 @@ from diffusers.models.attention_dispatch import attention_backend
 from diffusers.models.attention_processor import SD3IPAdapterJointAttnProcessor2_0
 from diffusers.models.embeddings import IPAdapterTimeImageProjection
 from peft import LoraConfig, get_peft_model_state_dict
-from pipelines import WIDTH, bare_call, denoiser, draw, make, text, vae
+from pipelines import MAKERS, WIDTH, bare_call, denoiser, draw, latents, make, steps_that_run, text, vae
+from tiny import build, wan
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
@@ -73,12 +80,18 @@ PAIRS = [
     *(("sdxl", "module"), ("flux", "block"), ("sd3", "module")),
 ]
 UNETS = [pair for pair in PAIRS if pair[0] in ("sd1", "sdxl")]
+FORECASTS = [(name, "forecasts") for name in MAKERS]
 Draw = Callable[[], Tensor]
 
 
-def at(where: str) -> dict[str, Any]:
-    """Settings: where only keys are merged, they should be weighed."""
-    return {"where": where, "weigh_keys": where == "kv"}
+def at(how: str) -> dict[str, Any]:
+    """Settings: forecasts alone, or where to merge. Where only keys are merged, they should be weighed."""
+    return {"interval": 2} if how == "forecasts" else {"ratio": 0.5, "where": how, "weigh_keys": how == "kv"}
+
+
+def steps(how: str) -> int:
+    """Merging shows in two, forecasts don't."""
+    return 8 if how == "forecasts" else 2
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -91,18 +104,41 @@ def reduced(target: Any) -> bool:
     return all(site.calls > site.dense_calls and site.kept < site.tokens for site in sites)
 
 
+@contextmanager
+def steps_inside(model: nn.Module) -> Iterator[set[int]]:
+    """The steps in which anything of a patched model is called."""
+    clock, ran = model._tomadiff.clock, set()
+    handles = [part.register_forward_pre_hook(lambda *_: ran.add(clock.step)) for part in model.modules()]
+    yield ran
+    for handle in handles:
+        handle.remove()
+
+
+def drawn(pipe: DiffusionPipeline, run: Draw, settings: dict[str, Any]) -> Tensor:
+    """The picture, of which tokens were merged; or, with an interval alone, steps skipped."""
+    if "ratio" in settings:
+        picture = run()
+        assert reduced(pipe)
+        return picture
+    with steps_inside(denoiser(pipe)) as ran:
+        picture = run()
+    # of eight steps; the second may have to run, too, so that it is known which arguments change
+    assert ran | {1} == {0, 1, 2, 4, 6, 7}, "skipped steps call nothing of the model"
+    return picture
+
+
 def check(pipe: DiffusionPipeline, run: Draw, **settings: Any) -> Tensor:
-    """What all combinations promise: merging happens, repeats, and is gone without a trace; the picture."""
+    """What all combinations promise: it does something, repeats, and is gone without a trace; the picture."""
+    settings = settings if "interval" in settings else {"ratio": 0.5, **settings}
     dense = run()
-    tomadiff.apply(pipe, ratio=0.5, **settings)
-    merged = run()
-    assert reduced(pipe)
-    assert merged.isfinite().all() and merged.shape == dense.shape
-    assert distance(merged, dense) > 1e-4, "merging must change the picture"
-    assert torch.equal(run(), merged)
+    tomadiff.apply(pipe, **settings)
+    changed = drawn(pipe, run, settings)
+    assert changed.isfinite().all() and changed.shape == dense.shape
+    assert distance(changed, dense) > 1e-4, "the picture must change, or nothing is tested"
+    assert torch.equal(run(), changed)
     tomadiff.remove(pipe)
     assert torch.equal(run(), dense), "bit-exact"
-    return merged
+    return changed
 
 
 def parts(pipe: DiffusionPipeline, kind: type, **more: Any) -> dict[str, Any]:
@@ -146,26 +182,24 @@ def lora(name: str) -> dict[str, Tensor]:
     return {f"{prefix}.{key}": value for key, value in get_peft_model_state_dict(model).items()}
 
 
-@pytest.mark.parametrize(("name", "where"), PAIRS)
-def test_a_lora_acts_on_merged_tokens_alike_before_and_after_apply_and_comes_off(
-    name: str, where: str
-) -> None:
+@pytest.mark.parametrize(("name", "how"), [*PAIRS, *FORECASTS])
+def test_a_lora_acts_alike_before_and_after_apply_and_comes_off(name: str, how: str) -> None:
     weights, pipe = lora(name), make(name)
-    run: Draw = lambda: draw(pipe, seeds=(0, 1))  # noqa: E731
+    run: Draw = lambda: draw(pipe, seeds=(0, 1), steps=steps(how))  # noqa: E731
     dense = run()
-    tomadiff.apply(pipe, **at(where))
+    tomadiff.apply(pipe, **at(how))
     plain = run()
     tomadiff.remove(pipe)
     pipe.load_lora_weights(dict(weights))
-    loaded_before = check(pipe, run, **at(where))
-    assert distance(loaded_before, plain) > 1e-3, "the LoRA changes the merged picture"
+    loaded_before = check(pipe, run, **at(how))
+    assert distance(loaded_before, plain) > 1e-3, "the LoRA changes the picture"
     pipe.unload_lora_weights()
-    tomadiff.apply(pipe, **at(where))
+    tomadiff.apply(pipe, **at(how))
     assert torch.equal(run(), plain)
     pipe.load_lora_weights(dict(weights))
     assert mostly_alike(run(), loaded_before)
     pipe.unload_lora_weights()
-    assert torch.equal(run(), plain), "unloading gives back the merged picture"
+    assert torch.equal(run(), plain), "unloading gives back the picture"
     tomadiff.remove(pipe)
     assert torch.equal(run(), dense)
 
@@ -229,19 +263,41 @@ def controlled(name: str) -> DiffusionPipeline:
     return remade(pipe, kinds[name], controlnet=net)
 
 
-@pytest.mark.parametrize(("name", "where"), PAIRS)
-def test_controlnet_pipelines_are_merged_and_obey_their_control(name: str, where: str) -> None:
+@pytest.mark.parametrize(("name", "how"), [*PAIRS, *FORECASTS])
+def test_controlnet_pipelines_obey_their_control(name: str, how: str) -> None:
     pipe = controlled(name)
     control = "control_image" if name in ("sd3", "flux") else "image"
 
     def run(seed: int = 0) -> Tensor:
         size = {"height": 128, "width": 128}
         torch.manual_seed(0)  # SD3's encodes the control with noise that no generator can be given for
-        return pipe(**prompt(pipe), **{control: picture(seed)}, **size).images
+        call = prompt(pipe, num_inference_steps=steps(how))
+        return pipe(**call, **{control: picture(seed)}, **size).images
 
-    merged = check(pipe, run, **at(where))
-    tomadiff.apply(pipe, **at(where))
-    assert distance(run(1), merged) > 1e-4, "another control, another picture"
+    changed = check(pipe, run, **at(how))
+    tomadiff.apply(pipe, **at(how))
+    assert distance(run(1), changed) > 1e-4, "another control, another picture"
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("copied", [False, True], ids=["itself", "a copy"])
+def test_a_controlnet_that_goes_on_or_off_on_the_way_starts_a_new_history(name: str, copied: bool) -> None:
+    pipe = tomadiff.apply(controlled(name), interval=3)
+    pipe = copy.deepcopy(pipe) if copied else pipe
+    control = "control_image" if name in ("sd3", "flux") else "image"
+
+    def run(**window: float) -> set[int]:
+        size = {"height": 128, "width": 128, "num_inference_steps": 12}
+        with steps_that_run(pipe) as ran:
+            pipe(**prompt(pipe) | size, **{control: picture(0)}, **window)
+        return set(ran)
+
+    plain = run()
+    assert plain == {0, 1, 3, 6, 8, 10, 11}
+    assert run(control_guidance_end=0.5) - plain == {7}, "off in step 6, which is due; one output is too few"
+    assert run(control_guidance_start=0.4) - plain == {5}
+    tomadiff.remove(pipe)
+    assert not pipe.controlnet._forward_pre_hooks
 
 
 def test_a_controlnet_itself_is_not_merged_and_no_model_to_apply_to() -> None:
@@ -286,8 +342,8 @@ def sd3_ip_adapter(pipe: DiffusionPipeline) -> dict[str, dict[str, Tensor]]:
     return {"image_proj": projection.state_dict(), "ip_adapter": attention}
 
 
-@pytest.mark.parametrize(("name", "where"), PAIRS)
-def test_an_ip_adapter_acts_on_merged_tokens_alike_before_and_after_apply(name: str, where: str) -> None:
+@pytest.mark.parametrize(("name", "how"), [*PAIRS, *FORECASTS])
+def test_an_ip_adapter_acts_alike_before_and_after_apply(name: str, how: str) -> None:
     pipe = make(name)
 
     def load(pipe: DiffusionPipeline) -> None:
@@ -301,16 +357,52 @@ def test_an_ip_adapter_acts_on_merged_tokens_alike_before_and_after_apply(name: 
         else:  # the negative ones first
             both = torch.cat([0 * embeds, embeds])
             images = {"ip_adapter_image_embeds": both if name == "sd3" else [both]}
-        return draw(pipe, **images)
+        return draw(pipe, steps=steps(how), **images)
 
     load(pipe)
-    check(pipe, lambda: run(pipe), **at(where))
-    other = tomadiff.apply(make(name), **at(where))
+    check(pipe, lambda: run(pipe), **at(how))
+    other = tomadiff.apply(make(name), **at(how))
     load(other)
-    tomadiff.apply(pipe, **at(where))
+    tomadiff.apply(pipe, **at(how))
     before, after = (torch.cat([run(each, seed) for seed in (0, 1, 2)]) for each in (pipe, other))
     assert mostly_alike(before, after)
     assert distance(after[0], after[1]) > 1e-4, "another image, another picture"
+
+
+def ran_with(pipe: DiffusionPipeline, change: Callable[[dict[str, Tensor]], Any], **call: Any) -> set[int]:
+    """Of twelve steps, those that run if something is changed at the end of step 4."""
+
+    def turn(pipe: Any, step: int, time: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return (change(tensors) or {}) if step == 4 else {}
+
+    with steps_that_run(pipe) as ran:
+        draw(pipe, steps=12, callback_on_step_end=turn, **call)
+    return set(ran)
+
+
+UNCHANGED = {0, 3, 6, 8, 10, 11}
+
+
+@pytest.mark.parametrize("name", ["sd1", "sdxl"])
+def test_another_scale_of_an_ip_adapter_on_the_way_starts_a_new_history(name: str) -> None:
+    pipe = make(name)
+    pipe.unet._load_ip_adapter_weights([ip_adapter(pipe)])
+    tomadiff.apply(pipe, interval=3)
+    images = {"ip_adapter_image_embeds": [torch.ones(2, 1, 8)]}
+    assert ran_with(pipe, lambda _: pipe.set_ip_adapter_scale(1.0), **images) == UNCHANGED, "as it was"
+    assert 5 in ran_with(pipe, lambda _: pipe.set_ip_adapter_scale(0.3), **images)
+
+
+@pytest.mark.parametrize("change", [Tensor.clone, lambda tensor: tensor.add_(1)], ids=["new", "in place"])
+@pytest.mark.parametrize("condition", ["add_text_embeds", "add_time_ids"])
+def test_other_added_conditions_on_the_way_start_a_new_history(
+    condition: str, change: Callable[[Tensor], Tensor]
+) -> None:
+    """SDXL's pooled text and sizes, which reach the model in a dict."""
+    pipe = tomadiff.apply(make("sdxl"), interval=3)
+    names = {"callback_on_step_end_tensor_inputs": [condition]}
+    assert ran_with(pipe, lambda _: None, **names) == UNCHANGED
+    assert 5 in ran_with(pipe, lambda tensors: {condition: change(tensors[condition])}, **names)
 
 
 KINDS = {
@@ -329,24 +421,20 @@ KINDS = {
 }
 
 
+@pytest.mark.parametrize("how", ["span", "kv", "forecasts"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["sd1", "sdxl", "sd3", "flux"])
-def test_pictures_can_be_changed_and_filled_in(name: str, kind: str) -> None:
+def test_pictures_can_be_changed_and_filled_in(name: str, kind: str, how: str) -> None:
     pipe = make(name)
     if name == "sd3" and kind == "inpaint":  # takes no other channels than those of the real model
         pipe.transformer = SD3Transformer2DModel.from_config(
             pipe.transformer.config, in_channels=16, out_channels=16
-        )
+        ).eval()
         pipe.vae = vae(16)
     pipe = remade(pipe, KINDS[kind][name])
     mask = {"mask_image": (picture(1, channels=1) > 0.5).float()} if kind == "inpaint" else {}
     size = {"height": 128, "width": 128} if kind == "inpaint" or name in ("sd3", "flux") else {}
-    check(
-        pipe,
-        lambda: (
-            pipe(**prompt(pipe, num_inference_steps=4), image=picture(), strength=0.5, **mask, **size).images
-        ),
-    )
+    call = {"num_inference_steps": 2 * steps(how), "strength": 0.5, "image": picture()}
+    check(pipe, lambda: pipe(**prompt(pipe, **call, **mask, **size)).images, **at(how))
 
 
 def test_a_second_pass_at_a_higher_resolution_has_a_ratio_of_its_own() -> None:
@@ -396,6 +484,47 @@ def test_textual_inversion_changes_the_merged_picture_by_its_word(tmp_path: Path
     assert torch.equal(run("a cat"), cat)
     tomadiff.remove(pipe)
     check(pipe, lambda: run("a <style>"))
+
+
+def test_views_of_a_wide_picture_are_forecast_each_from_its_own_outputs() -> None:
+    """Where they don't overlap, they are pictures beside each other, as if drawn one by one."""
+    pipe = make("sd1")
+    wide = remade(pipe, StableDiffusionPanoramaPipeline)
+    wide.get_views = functools.partial(wide.get_views, window_size=8, stride=8)
+    noise = torch.cat([latents(pipe, seed, (64, 64)) for seed in (0, 1)], dim=-1)
+    call = prompt(pipe, num_inference_steps=8, height=64)
+    interval = [0, 1, 2, 4, 6, 7]
+
+    def views() -> Tensor:
+        return wide(**call, width=128, latents=noise).images
+
+    dense = views()
+    tomadiff.apply(wide, interval=interval)
+    together = views()
+    assert tomadiff.report(wide).model_calls == {"run": 12, "forecast": 4}
+    assert distance(together, dense) > 1e-4
+    tomadiff.remove(wide)
+    assert torch.equal(views(), dense)
+    tomadiff.apply(pipe, interval=interval)
+    alone = [pipe(**call, width=64, latents=half.clone()).images for half in noise.chunk(2, dim=-1)]
+    torch.testing.assert_close(together, torch.cat(alone, dim=-1), rtol=1e-3, atol=1e-3)
+
+
+def test_models_that_take_turns_are_forecast_each_from_its_own_outputs() -> None:
+    """Wan 2.2's: the first takes five of twelve steps, and the second begins midway."""
+    first, second = build(wan), build(wan)
+    pipe = remade(wan.pipeline(first), WanPipeline, transformer_2=second, boundary_ratio=0.6)
+    call = {"num_inference_steps": 12, "output_type": "latent", "return_dict": False}
+    run: Draw = lambda: pipe(**call, **wan.request((0,)))[0]  # noqa: E731
+    dense = run()
+    tomadiff.apply(pipe, interval=2)
+    forecast = run()
+    with steps_inside(first) as ran, steps_inside(second) as ran_after:
+        assert torch.equal(run(), forecast)
+    assert ran == {0, 2, 4} and ran_after == {0, 1, 2, 4, 5, 6}
+    assert 1e-4 < distance(forecast, dense) < 0.2 * distance(dense, wan.request((0,))["latents"])
+    tomadiff.remove(pipe)
+    assert torch.equal(run(), dense)
 
 
 # -- guidance and attention --------------------------------------------------------------------------------
@@ -464,6 +593,34 @@ def test_self_attention_guidance_needs_its_layer_dense() -> None:
     assert torch.equal(call(), dense)
 
 
+RECORDERS = {
+    "LEDITSCrossAttnProcessor": (LEditsPPPipelineStableDiffusion, (lambda *_, **__: None, "mid", None, [])),
+    "AttendExciteAttnProcessor": (StableDiffusionAttendAndExcitePipeline, (lambda *_: None, "mid")),
+    "Pix2PixZeroAttnProcessor": (StableDiffusionPix2PixZeroPipeline, (True,)),
+}
+
+
+@pytest.mark.parametrize("processor", RECORDERS)
+def test_other_recorded_attention_needs_every_step_and_its_layer_dense(processor: str) -> None:
+    kind, arguments = RECORDERS[processor]
+    pipe = make("sd1")
+    block = pipe.unet.mid_block.attentions[0].transformer_blocks[0]
+    block.attn2.set_processor(getattr(sys.modules[kind.__module__], processor)(*arguments))
+    run: Draw = lambda: draw(pipe, steps=8)  # noqa: E731
+    dense = run()
+    tomadiff.apply(pipe, interval=2)
+    assert torch.equal(run(), dense)
+    report = tomadiff.report(pipe)
+    assert report.steps == {"run": 8, "forecast": 0} and f"{processor} records attention" in report.why
+    tomadiff.apply(pipe, ratio=0.5)
+    with pytest.raises(ConfigError, match=rf"{processor}.*ratio for the other levels"):
+        run()
+    tomadiff.apply(pipe, ratio={1: 0.5})
+    assert distance(run(), dense) > 1e-4
+    tomadiff.remove(pipe)
+    assert torch.equal(run(), dense)
+
+
 def test_smoothed_energy_guidance_is_refused() -> None:
     """It blurs queries as a square picture."""
     model = tomadiff.apply(denoiser(make("sd3")), ratio=0.5)
@@ -474,7 +631,9 @@ def test_smoothed_energy_guidance_is_refused() -> None:
             model(**bare_call(model))
 
 
-@pytest.mark.parametrize(("name", "settings"), [("sd1", {"interval": 2}), ("sdxl", {})], ids=str)
+@pytest.mark.parametrize(
+    ("name", "settings"), [("sd1", {"interval": 2, "ratio": 0.5}), ("sdxl", {}), ("sdxl", at("kv"))], ids=str
+)
 def test_guidance_may_end_on_the_way(name: str, settings: dict[str, Any]) -> None:
     """Then the batch is half as large from one step to the next, and neither plans nor outputs fit."""
     pipe = make(name)
@@ -558,26 +717,50 @@ def test_models_are_offloaded_as_a_whole(
     assert torch.equal(draw(tomadiff.remove(pipe)), dense)
 
 
+@pytest.mark.parametrize(
+    ("name", "order"), [("sd1", "before"), ("sdxl", "after"), ("sd3", "before"), ("flux", "after")]
+)
+def test_skipped_steps_of_models_that_are_offloaded_layer_by_layer_load_nothing(
+    name: str, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, cpu = make(name), torch.device("cpu")
+    monkeypatch.setattr(type(pipe), "_execution_device", cpu)  # the pipeline takes it for meta
+    run: Draw = lambda: draw(pipe, steps=8)  # noqa: E731
+    dense = run()
+    expected = (tomadiff.apply(pipe, interval=2), run())[1]
+    if order == "before":
+        tomadiff.remove(pipe)
+    accelerate.cpu_offload(denoiser(pipe), cpu)
+    if order == "before":
+        tomadiff.apply(pipe, interval=2)
+    assert torch.equal(drawn(pipe, run, {"interval": 2}), expected)
+    tomadiff.remove(pipe)
+    assert torch.equal(run(), dense)
+
+
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.parametrize("level", ["block_level", "leaf_level"])
+@pytest.mark.parametrize("how", ["span", "kv", "forecasts"])
 @pytest.mark.parametrize("name", ["sd1", "flux"])
-def test_models_are_offloaded_in_groups(name: str, level: str, order: str) -> None:
+def test_models_are_offloaded_in_groups(name: str, how: str, level: str, order: str) -> None:
     """Where its hooks are on the same blocks as ours, each is merged on its own, as with where="block"."""
     pipe = make(name)
+    run: Draw = lambda: draw(pipe, steps=steps(how))  # noqa: E731
     cpu = torch.device("cpu")
     offload = {"onload_device": cpu, "offload_device": cpu, "offload_type": level}
     offload |= {"num_blocks_per_group": 1} if level == "block_level" else {}
-    where = "block" if (name, level) == ("flux", "block_level") else "span"
-    dense = draw(pipe)
-    merged = draw(tomadiff.apply(pipe, **at(where)))
+    alone = (name, how, level) == ("flux", "span", "block_level")
+    dense = run()
+    expected = (tomadiff.apply(pipe, **at("block" if alone else how)), run())[1]
     tomadiff.remove(pipe)
     if order == "after":
-        tomadiff.apply(pipe, ratio=0.5)
+        tomadiff.apply(pipe, **at(how))
     denoiser(pipe).enable_group_offload(**offload)
     if order == "before":
-        tomadiff.apply(pipe, ratio=0.5)
-    assert torch.equal(draw(pipe), merged) and reduced(pipe)
-    assert torch.equal(draw(tomadiff.remove(pipe)), dense)
+        tomadiff.apply(pipe, **at(how))
+    assert torch.equal(drawn(pipe, run, at(how)), expected)
+    tomadiff.remove(pipe)
+    assert torch.equal(run(), dense)
 
 
 # -- caches ------------------------------------------------------------------------------------------------
@@ -589,24 +772,30 @@ def caches() -> list[Any]:
     return [FirstBlockCacheConfig(threshold=1e9), MagCacheConfig(**mag, max_skip_steps=2)]
 
 
+@pytest.mark.parametrize("where", ["span", "kv"])
 @pytest.mark.parametrize("cache", caches(), ids=lambda cache: type(cache).__name__)
-def test_a_cache_around_blocks_goes_on_and_off_in_any_order(cache: Any) -> None:
+def test_a_cache_around_blocks_goes_on_and_off_in_any_order(cache: Any, where: str) -> None:
     pipe = make("flux")
     model = pipe.transformer
     run: Draw = lambda: draw(pipe, steps=4)  # noqa: E731
     dense = run()
-    tomadiff.apply(pipe, ratio=0.5)
+    tomadiff.apply(pipe, **at(where))
     merged = run()
     tomadiff.remove(pipe)
     model.enable_cache(cache)
     cached = run()
     assert distance(cached, dense) > 1e-4
-    with pytest.raises(ConfigError, match=r"enable_cache\(\) after it"):
-        draw(tomadiff.apply(pipe, ratio=0.5))
+    tomadiff.apply(pipe, **at(where))
+    if where == "kv":  # inside blocks, so that caches around them are outside in either order
+        before = run()
+    else:
+        with pytest.raises(ConfigError, match=r"enable_cache\(\) after it"):
+            run()
     model.disable_cache()
     assert torch.equal(run(), merged), "merging survives the cache"
     model.enable_cache(cache)
     both = run()
+    assert where != "kv" or torch.equal(both, before)
     assert both.isfinite().all() and reduced(pipe)
     assert min(distance(both, other) for other in (dense, cached, merged)) > 1e-4
     model.disable_cache()
@@ -712,7 +901,15 @@ def torchao() -> Path:
 
 def test_quantised_linear_layers(torchao: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "quantised.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "quantised.py",
+            "composition/quantised_forecasts.py",
+        ],
         cwd=Path(__file__).parents[1],
         env=os.environ | {"PYTHONPATH": f"{torchao}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,

@@ -127,26 +127,32 @@ def test_a_new_size_is_compiled_once() -> None:
     assert graphs() == 4, "known sizes are not compiled again"
 
 
+KEYS = {"where": "kv", "weigh_keys": True}
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("name", "settings"),
     [
-        {"where": "kv"},
-        {"where": "kv", "weigh_keys": True},
-        {"where": "module"},
-        {"where": "block", "weigh_keys": True, "share": "kind"},
-        {"where": "block", "region_size": 5, "shift": True},  # regions that don't divide the grid
-        {"regions": "stripe"},
-        {"method": "tome"},
-        {"method": "todo", "ratio": 0.75},
+        ("unet", KEYS),
+        ("flux", KEYS),
+        ("flux", {"where": "kv"}),
+        ("flux", {"where": "module"}),
+        ("flux", {"where": "block", "weigh_keys": True, "share": "kind"}),
+        ("flux", {"where": "block", "region_size": 5, "shift": True}),  # regions that don't divide the grid
+        ("flux", {"regions": "stripe"}),
+        ("flux", {"method": "tome"}),
+        ("flux", {"method": "todo", "ratio": 0.75}),
     ],
     ids=str,
 )
-def test_other_settings_make_one_graph_too(settings: dict[str, Any]) -> None:
-    model = tomadiff.apply(shallow("flux", num_layers=2), **{"ratio": 0.5, **settings})
-    expected = generated(model, "flux", steps=3)
+def test_other_settings_make_one_graph_too(name: str, settings: dict[str, Any]) -> None:
+    model = shallow(name, **{"num_layers": 2} if name == "flux" else {})
+    tomadiff.apply(model, **{"ratio": 0.5, **settings})
+    expected = generated(model, name, steps=3)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    torch.testing.assert_close(generated(compiled, "flux", steps=3), expected)
+    torch.testing.assert_close(generated(compiled, name, steps=3), expected)
     assert graphs() == 1
+    assert all(site.kept < site.tokens for site in tomadiff.report(model).sites)
 
 
 def test_a_pipeline_with_a_compiled_model_draws_the_same() -> None:

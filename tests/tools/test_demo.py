@@ -23,6 +23,7 @@ from train_demo.evaluate import draw, nearest
 
 import tomadiff
 from tomadiff.tools import cli, commands
+from tomadiff.tools.demo import true_size
 from tomadiff.tools.demo.embedded import EMBEDDED, FOLDER, MERGING, load_embedded
 from tomadiff.tools.demo.pipelines import EmojiPipeline
 from tomadiff.tools.demo.prompts import SCENES, THINGS
@@ -300,3 +301,22 @@ def test_the_demo_writes_its_pictures(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "here").iterdir()} == names
     assert "work left" in done.stdout and "speed-up" in done.stdout and "SSIM" in done.stdout
     assert re.search(r"A transformer block of SDXL at its true size .*: \d+\.\d\dx$", done.stdout.strip())
+
+
+def test_the_demo_says_so_where_a_block_of_true_size_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(true_size, "SIDE", 10**6)  # petabytes of tokens
+    request = ("demo", "--models", "emoji-unet", "--steps", "1", "--prompts", "fox")
+    done = tomadiff_command(*request, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "speed-up" in done.stdout and (tmp_path / "demo" / "emoji-unet.png").exists()
+    assert done.stdout.strip().endswith("does not fit in the free memory")
+
+
+def test_another_error_in_the_block_of_true_size_is_no_lack_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(true_size, "TEXT_CHANNELS", -1)
+    with pytest.raises(RuntimeError, match="negative"):
+        true_size.speedup_of_a_block()
