@@ -219,6 +219,28 @@ def test_all_commands_warn_of_a_file_that_was_made_for_another_model(
         assert re.fullmatch(r"tomadiff: fast\.json was made for [^\n]*\n", told), "no line of code with it"
 
 
+def test_a_note_can_not_write_on_the_terminal(tmp_path: Path) -> None:
+    notes = {"model class": "\x1b[31mRED\x1b]0;evil\x07"}
+    settings_file.save(tmp_path / "some.json", tomadiff.Config(ratio=0.5), notes)
+    pipe = make("sd1")
+    with pytest.warns(UserWarning, match="was made for") as caught:
+        tomadiff.apply(pipe, tmp_path / "some.json")
+    assert str(caught[0].message).isprintable() and r"\x1b[31mRED" in str(caught[0].message)
+    assert "\x1b" not in str(tomadiff.report(pipe))
+
+
+@pytest.mark.parametrize("scale", [1e300, 2e9, 2**70, float("inf"), float("nan"), 0, -1.0])
+def test_a_scale_that_would_draw_no_picture_is_refused(scale: float) -> None:
+    with pytest.raises(ConfigError, match=r"scale=.* must be a positive number, at most 1e\+09"):
+        Config(ratio=0.5, scale=scale)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e9])
+def test_a_scale_at_its_limits_draws_a_picture(scale: float) -> None:
+    pipe = tomadiff.apply(make("sd1"), ratio=0.5, scale=scale)
+    assert draw(pipe).isfinite().all()
+
+
 def test_files_of_the_same_name_have_rows_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 MERGING = tuple(METHODS["toma"].defaults)  # the settings that a method has or has not; ToMA has them all
 # The least value of settings that are whole numbers.
 LEAST = {"refresh_destinations": 1, "refresh_weights": 1, "dense_blocks": 0, "dense_last_blocks": 0}
+MAX_SCALE = 1e9  # sharper than single precision can tell cosines apart; times 1e39, they would overflow
 # The paper's variants. How long they keep plans differs by family: `Family.paper_reuse`.
 AS_PUBLISHED: dict[str, Any] = {"share": "kind", "dense_blocks": 0, "interval": 1, "unmerge": "transpose"}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -337,8 +338,11 @@ def _check_values(settings: Mapping[str, Any], method: Method) -> None:
         if not isinstance(settings[name], bool):
             raise ConfigError(f"{name}={settings[name]!r} must be True or False")
     scale = settings["scale"]
-    if "scale" in method.defaults and (not _is_number(scale) or not 0 < scale < float("inf")):
-        raise ConfigError(f"scale={scale!r} must be a positive number; 1000 is close to a hard assignment")
+    if "scale" in method.defaults and (not _is_number(scale) or not 0 < scale <= MAX_SCALE):
+        raise ConfigError(
+            f"scale={scale!r} must be a positive number, at most {MAX_SCALE:g}; 1000 is close to a hard "
+            "assignment"
+        )
 
 
 def _check_modules(modules: Any, where: str) -> None:

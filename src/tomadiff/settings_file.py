@@ -14,7 +14,7 @@ from torch import nn
 
 from .config import Config, make
 from .errors import ConfigError
-from .runtime.files import atomic_write, parse_json
+from .runtime.files import atomic_write, parse_json, printable
 
 VERSION = 1  # of the file, which it opens with
 HEAD, PARTS = "tomadiff settings", ("config", "notes")
@@ -66,7 +66,7 @@ def load(path: str | PathLike[str]) -> Settings:
 def made_for_another(found: Settings, model: nn.Module) -> str | None:
     """The class of models that the settings were measured with, if the file names another than this one's."""
     made_for = found.notes.get(MADE_FOR)
-    return None if made_for in (None, type(model).__name__) else str(made_for)
+    return None if made_for in (None, type(model).__name__) else printable(str(made_for))
 
 
 def warn_of_another(path: str | PathLike[str], found: Settings, model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import accelerate
 import pytest
 import torch
-from comparison import state
+from comparison import mostly_alike, state
 from diffusers import DiffusionPipeline, HeunDiscreteScheduler
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from pipelines import denoiser, draw, make, shallow
@@ -160,11 +160,11 @@ def test_remove_is_bit_exact(gains: None) -> None:
 
 
 def test_a_copy_merges_for_itself(gains: None) -> None:
-    pipe = make("sd1")
-    expected = drawn(pipe)
+    pipe, seeds = tomadiff.apply(make("sd1")), (0, 1, 2)
+    expected = draw(pipe, seeds, steps=STEPS)
     twin = copy.deepcopy(pipe)
-    torch.testing.assert_close(draw(twin, steps=STEPS), expected)
-    assert twin.unet._tomadiff.long_keys.hooks and torch.equal(draw(pipe, steps=STEPS), expected)
+    assert mostly_alike(draw(twin, seeds, steps=STEPS), expected)
+    assert twin.unet._tomadiff.long_keys.hooks and torch.equal(draw(pipe, seeds, steps=STEPS), expected)
 
 
 @pytest.mark.parametrize("how", ["sequential", "block_level", "leaf_level"])

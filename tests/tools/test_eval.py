@@ -22,6 +22,7 @@ from PIL import Image
 from tomadiff.methods import METHODS
 from tomadiff.models import FAMILIES
 from tomadiff.tools.cli import main
+from tomadiff.tools.evaluate.command import draw_all
 from tomadiff.tools.evaluate.curves import curves
 from tomadiff.tools.evaluate.engines import local
 from tomadiff.tools.evaluate.features import Inception
@@ -55,6 +56,15 @@ def test_pictures_come_back_as_they_were_drawn(tmp_path: Path) -> None:
     picture = Image.effect_noise((12, 8), 50).convert("RGB")
     (tmp_path / "x.png").write_bytes(encode(picture))
     assert open_picture(tmp_path / "x.png").tobytes() == picture.tobytes()
+
+
+def test_prompts_in_the_progress_do_not_reach_the_terminal_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(tmp_path / "out", JOB, resume=False)
+    draw_all(store, store.missing(["pizza"], (0,)), iter([drawing("\x1b]0;evil\x07")]))
+    shown = capsys.readouterr().err
+    assert "evil" in shown and "\x1b" not in shown and "\x07" not in shown
 
 
 def test_every_prompt_and_seed_is_drawn_in_every_way_once(tmp_path: Path, finished: Path) -> None:

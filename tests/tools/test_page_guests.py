@@ -158,7 +158,7 @@ def behind(tmp_path: Path) -> tuple[allowlist.AllowlistMiddleware, TestClient]:
         body = (await receive()).get("body", b"")
         await PlainTextResponse("", 200 if b"right" in body else 400)(scope, receive, send)
 
-    made = allowlist.AllowlistMiddleware(application, tmp_path)
+    made = allowlist.AllowlistMiddleware(application, [tmp_path], set[str]().__contains__)
     return made, TestClient(made, base_url="http://127.0.0.1")
 
 
@@ -190,3 +190,74 @@ def test_passwords_are_not_guessed_fast_nor_in_silence(
     assert client.post(path, content=b"right").status_code == 429
     clock[0] += allowlist.GUESS_SECONDS
     assert client.post(path, content=b"right").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, httpx.Client, httpx.Client]]:
+    """A folder with more in it than the page's own, and two guests: one who is in, and one who is not."""
+    import gradio as gr
+
+    from tomadiff.tools.ui.server import launch
+
+    folder = tmp_path_factory.mktemp("home")
+    for name in ("id_rsa", "exports/sheet.png", "page/picture.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", str(folder / "page"))
+        with gr.Blocks() as blocks:
+            gr.HTML("a page")
+        url = launch(
+            blocks,
+            folder,
+            host="127.0.0.1",
+            port=None,
+            auth=("me", "secret"),
+            max_queue=QUEUE,
+            only_here=True,
+        )
+        many = {"base_url": url.rstrip("/"), "timeout": PATIENCE}
+        with httpx.Client(**many) as friend, httpx.Client(**many) as stranger:
+            assert friend.post("/login", data={"username": "me", "password": "secret"}).status_code == 200
+            yield folder, friend, stranger
+        blocks.close(verbose=False)
+
+
+def test_of_a_folder_only_what_the_page_put_there_is_served(
+    guarded: tuple[Path, httpx.Client, httpx.Client],
+) -> None:
+    folder, friend, stranger = guarded
+    for name in ("exports/sheet.png", "page/picture.png"):
+        assert friend.get(f"/gradio_api/file={folder / name}").text == name
+        assert stranger.get(f"/gradio_api/file={folder / name}").status_code == 401
+    for name in ("id_rsa", "exports/../id_rsa", "page/%2e%2e/id_rsa", "exports"):
+        assert friend.get(f"/gradio_api/file={folder}/{name}").status_code == 404
+
+
+def test_what_is_not_there_is_no_error_of_the_server(
+    guarded: tuple[Path, httpx.Client, httpx.Client], capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, friend, stranger = guarded
+    asked = {"session_hash": "unknown"}
+    assert friend.get("/gradio_api/queue/data", params=asked).status_code == 404
+    assert stranger.get("/gradio_api/queue/data", params=asked).status_code == 401
+    for path in ("/assets/" + "a" * 5000, "/static/%00", f"/gradio_api/file={folder}/exports/{'a' * 5000}"):
+        assert friend.get(path).status_code == 404, path
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_who_guesses_passwords_can_not_say_to_be_another(
+    guarded: tuple[Path, httpx.Client, httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allowlist, "DELAY", 0)
+    codes = [
+        guarded[2]
+        .post(
+            "/login",
+            data={"username": "me", "password": f"guess {number}"},
+            headers={"x-forwarded-for": f"6.6.6.{number}"},
+        )
+        .status_code
+        for number in range(allowlist.MAX_GUESSES + 1)
+    ]
+    assert codes == [400] * allowlist.MAX_GUESSES + [429]

@@ -28,10 +28,11 @@ from tomadiff.runtime.files import atomic_write, cache, locked, parse_json
 from tomadiff.tools import cli
 from tomadiff.tools.bench.plot import plot
 from tomadiff.tools.bench.record import Record
-from tomadiff.tools.evaluate import scores
+from tomadiff.tools.evaluate import scores, summary
+from tomadiff.tools.evaluate.job import Drawing
 from tomadiff.tools.evaluate.pictures import open_picture
 from tomadiff.tools.evaluate.prompts import load_prompts
-from tomadiff.tools.evaluate.store import Store, read_rows
+from tomadiff.tools.evaluate.store import Store, read_rows, slug
 from tomadiff.tools.evaluate.summary import pareto_plot
 
 DEEP = "[" * 900 + "]" * 900  # json can read it, and little else can
@@ -74,6 +75,19 @@ def test_a_folder_in_use_is_left_alone_and_its_user_named(
         assert os.listdir(folder) == [".lock"]
     with locked(folder):
         pass  # the lock went with the process, though that was killed
+
+
+def test_a_lock_that_leads_elsewhere_empties_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    precious, folder = tmp_path / "precious", tmp_path / "evaluation"
+    precious.write_text("mine")
+    folder.mkdir()
+    (folder / ".lock").symlink_to(precious)
+    command = ["eval", *SMALL, "--limit", "1", "--metrics", "psnr", "-o", str(folder), "--resume"]
+    assert cli.main(command) == 2
+    assert f"won't write to {folder / '.lock'}: it is a link" in capsys.readouterr().err
+    assert precious.read_text() == "mine" and os.listdir(folder) == [".lock"]
 
 
 # -- files -------------------------------------------------------------------------------------------------
@@ -169,6 +183,30 @@ def test_a_row_that_points_outside_its_folder_is_not_believed(inside: bool, eval
     assert store.damaged == [file] and len(store.rows) == len(JOB.contenders) - 1
 
 
+def test_scores_are_not_written_to_where_a_link_leads(evaluation: Path) -> None:
+    precious = evaluation.parent / "precious"
+    precious.write_text("mine")
+    (evaluation / "scores.jsonl").unlink(missing_ok=True)
+    (evaluation / "scores.jsonl").symlink_to(precious)
+    store = Store(evaluation, JOB, resume=True)
+    metrics = scores.load_metrics(scores.MetricOptions(["psnr"]))
+    with pytest.raises(ValueError, match=r"won't write to .*scores\.jsonl: it is a link"):
+        scores.score(store, store.asked(PROMPTS[:1], (0,)), metrics)
+    assert precious.read_text() == "mine"
+
+
+@pytest.mark.parametrize("link", ["images", "images/{}"])
+def test_pictures_do_not_go_to_where_a_link_leads(link: str, evaluation: Path, tmp_path: Path) -> None:
+    drawing = Drawing("pizza", 9, *JOB.contenders[0], 1.0, "somebody", b"picture")
+    place = evaluation / link.format(slug(drawing.label))
+    shutil.rmtree(place)
+    (tmp_path / "elsewhere").mkdir()
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="a link leads it out of"):
+        Store(evaluation, JOB, resume=True).add(drawing)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -187,8 +225,15 @@ def test_a_row_that_points_outside_its_folder_is_not_believed(inside: bool, eval
         {"file": "x" * 5000},
         {"file": "images"},
         {"sha256": None},
+        {"seconds": 10**400},
+        {"flops": "x"},
+        {"flops": [1]},
+        {"flops": None},
+        {"flops": True},
+        {"flops": 10**400},
+        {"flops": float("nan")},
     ],
-    ids=str,
+    ids=lambda values: str(values)[:30],
 )
 def test_a_row_of_odd_types_is_drawn_again(values: dict[str, Any], evaluation: Path) -> None:
     store = changed_row(evaluation, **values)
@@ -206,6 +251,37 @@ def test_a_score_of_an_odd_type_is_made_again(value: Any, evaluation: Path) -> N
     wrong = "".join(json.dumps(line | {"psnr": value}) + "\n" for line in lines)
     (evaluation / "scores.jsonl").write_text(wrong + '{"sha256": [], "dense": {}}\n')
     assert scores.score(store, asked, metrics)[0] == right
+
+
+def test_a_row_has_no_scores(evaluation: Path) -> None:
+    """What was measured is elsewhere, with the checksums of the pictures."""
+    store = changed_row(evaluation, psnr="x", lpips="x", clip="x", flops=1e9)
+    row, *_ = found = store.asked(PROMPTS[:1], (0,))
+    assert row["flops"] == 1e9 and not {"psnr", "lpips", "clip"} & row.keys()
+    assert summary.table(summary.summarise(found, JOB.contenders, {}), {})
+
+
+@pytest.mark.parametrize("value", [1e308, 10**400], ids=["1e308", "10**400"])
+def test_numbers_that_nobody_measures_are_none(value: float, evaluation: Path) -> None:
+    """Their sum is more than a number can be."""
+    store = Store(evaluation, JOB, resume=True)
+    asked, metrics = store.asked(PROMPTS[:1], (0,)), scores.load_metrics(scores.MetricOptions(["psnr"]))
+    right, _ = scores.score(store, asked, metrics)
+    lines = [json.loads(line) | {"psnr": value} for line in (evaluation / "scores.jsonl").open()]
+    (evaluation / "scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert scores.score(store, asked, metrics)[0] == right
+
+
+def test_words_of_others_do_not_reach_the_terminal_as_they_are(evaluation: Path) -> None:
+    escape = "\x1b]0;evil\x07"
+    (evaluation / f"{escape}.png").write_bytes(b"x")
+    store = changed_row(evaluation, file=f"{escape}.png", sha256=hashlib.sha256(b"x").hexdigest())
+    assert len(store.rows) == len(JOB.contenders) - 1, "its name would be shown while it is scored"
+    job = json.loads((evaluation / "job.json").read_text())
+    (evaluation / "job.json").write_text(json.dumps(job | {escape: escape}))
+    with pytest.raises(ValueError, match="drawn differently") as error:
+        Store(evaluation, JOB, resume=True)
+    assert str(error.value).isprintable()
 
 
 def test_features_that_are_none_are_made_again(tmp_path: Path) -> None:

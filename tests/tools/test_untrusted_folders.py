@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import huggingface_hub
 import pytest
 import torch
+from diffusers.utils import dummy_torch_and_scipy_objects, import_utils
+from packaging.version import Version
 from PIL import Image
 from pipelines import make, whole_pipeline
 
 from tomadiff.tools import cli
 from tomadiff.tools.loading import load, load_model
 from tomadiff.tools.ui.studio import Studio
+from tomadiff.tools.untrusted import check_index, check_pipeline
 
+ROOT = Path(__file__).parents[2]
 Attack = Callable[[Path, "Trap"], str]  # what should be said to it
 
 
@@ -124,6 +130,104 @@ def folder_elsewhere(folder: Path, trap: Trap) -> str:
     return "is no library and class"
 
 
+def whole_inside(folder: Path, kind: list[str]) -> Path:
+    """A copy of the pipeline in the place of its UNet."""
+    inner = Path(shutil.copytree(folder, folder.parent / "inner"))
+    shutil.rmtree(folder / "unet")
+    change(folder / "model_index.json", unet=kind)
+    return inner.rename(folder / "unet")
+
+
+def automatic_pipeline(folder: Path, trap: Trap) -> str:
+    inner = whole_inside(folder, ["auto_pipeline", "AutoPipelineForText2Image"])
+    installed_module(inner, trap)
+    return "which is none of the kinds of parts"
+
+
+def automatic_model(folder: Path, trap: Trap) -> str:
+    change(folder / "unet" / "config.json", _class_name="Evil", auto_map={"AutoModel": "evil.Evil"})
+    change(folder / "model_index.json", unet=["diffusers", "AutoModel"])
+    return "which is none of the kinds of parts"
+
+
+def shards_elsewhere(folder: Path, trap: Trap) -> str:
+    (folder / "text_encoder" / "model.safetensors").rename(folder / "text_encoder" / "decoy.safetensors")
+    torch.save({"weight": trap}, folder.parent / "shard.bin")
+    shards = {"weight_map": {"text_model.final_layer_norm.bias": "../../shard.bin"}}
+    (folder / "text_encoder" / "model.safetensors.index.json").write_text(json.dumps(shards))
+    return "names '../../shard.bin', which is no .safetensors beside it"
+
+
+def pickled_shards(folder: Path, trap: Trap) -> str:
+    weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.rename(folder / "unet" / "decoy.safetensors")
+    torch.save({"weight": trap}, folder / "unet" / "shard")
+    weights.with_name(weights.name + ".index.json").write_text('{"weight_map": {"conv_in.weight": "shard"}}')
+    return "names 'shard', which is no .safetensors beside it"
+
+
+def pickle_in_a_pipeline_in_a_pipeline(folder: Path, trap: Trap) -> str:
+    inner = whole_inside(folder, ["diffusers", "StableDiffusionPipeline"]) / "unet"
+    (inner / "diffusion_pytorch_model.safetensors").rename(inner / "decoy.safetensors")
+    torch.save({"weight": trap}, inner / "diffusion_pytorch_model.bin")
+    return "diffusion_pytorch_model.bin is a pickle"
+
+
+def pickled_shards_in_a_pipeline_in_a_pipeline(folder: Path, trap: Trap) -> str:
+    inner = whole_inside(folder, ["diffusers", "StableDiffusionPipeline"]) / "text_encoder"
+    (inner / "model.safetensors").rename(inner / "decoy.safetensors")
+    torch.save({"weight": trap}, inner / "shard")
+    (inner / "pytorch_model.bin.index.json").write_text('{"weight_map": {"weight": "shard"}}')
+    return "pytorch_model.bin.index.json is a pickle, or names some"
+
+
+def connected_pipeline(folder: Path, trap: Trap) -> str:
+    inner = whole_inside(folder, ["diffusers", "KandinskyV22CombinedPipeline"])
+    (inner / "README.md").write_text("---\nprior: [evil/prior]\n---\n")
+    return "README.md may name another pipeline"
+
+
+def other_configuration(folder: Path, trap: Trap) -> str:
+    config = json.loads((folder / "text_encoder" / "config.json").read_text())
+    asks = config | {"_attn_implementation_internal": "evil/kernel"}
+    (folder / "text_encoder" / "config.4.0.0.json").write_text(json.dumps(asks))
+    change(folder / "text_encoder" / "config.json", configuration_files=["config.4.0.0.json"])
+    return "by 'configuration_files'"
+
+
+def other_weights(folder: Path, trap: Trap) -> str:
+    torch.save({"weight": trap}, folder / "text_encoder" / "adapter_model.bin")
+    change(folder / "text_encoder" / "config.json", transformers_weights="adapter_model.bin")
+    return "by 'transformers_weights'"
+
+
+def other_model(folder: Path, trap: Trap) -> str:
+    other = Path(shutil.copytree(folder / "text_encoder", folder.parent / "other"))
+    change(other / "config.json", _attn_implementation_internal="evil/kernel")
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(other), "target_modules": ["q_proj"]}
+    (folder / "text_encoder" / "adapter_config.json").write_text(json.dumps(adapter))
+    return "adapter_config.json may name another model"
+
+
+def other_tokenizer(folder: Path, trap: Trap) -> str:
+    named = {"audio_tokenizer_class": "DacModel", "audio_tokenizer_name_or_path": "evil/tokenizer"}
+    (folder / "tokenizer" / "processor_config.json").write_text(json.dumps({"audio_tokenizer": named}))
+    return "by 'audio_tokenizer_name_or_path'"
+
+
+def part_of_a_processor(folder: Path, trap: Trap) -> str:
+    (folder / "tokenizer" / "second").mkdir()
+    asks = {"auto_map": {"AutoTokenizer": ["evil--evil.Evil", None]}}
+    (folder / "tokenizer" / "second" / "tokenizer_config.json").write_text(json.dumps(asks))
+    return "asks for code from elsewhere by 'auto_map'"
+
+
+def second_controlnet(folder: Path, trap: Trap) -> str:
+    shutil.copytree(folder / "unet", folder / "unet_1")
+    (folder / "unet_1" / "evil.py").write_text(trap.code)
+    return "unet_1/evil.py is Python code"
+
+
 ATTACKS = [
     custom_pipeline,
     community_pipeline,
@@ -138,6 +242,19 @@ ATTACKS = [
     consent_in_a_file,
     kernel_from_the_hub,
     folder_elsewhere,
+    automatic_pipeline,
+    automatic_model,
+    shards_elsewhere,
+    pickled_shards,
+    pickle_in_a_pipeline_in_a_pipeline,
+    pickled_shards_in_a_pipeline_in_a_pipeline,
+    connected_pipeline,
+    other_configuration,
+    other_weights,
+    other_model,
+    other_tokenizer,
+    part_of_a_processor,
+    second_controlnet,
 ]
 
 
@@ -150,6 +267,88 @@ def test_nothing_in_a_folder_runs(
     with pytest.raises(ValueError, match=r"(won't|can't) load") as refusal:
         load(str(folder))
     assert said in str(refusal.value) and not trap.sprung.exists()
+
+
+def test_names_in_a_folder_do_not_reach_the_terminal_as_they_are(folder: Path) -> None:
+    file = folder / "unet" / "\x1b[2J.py"
+    file.write_text("")
+    for said in (r"\x1b[2J.py is Python code", r"names '\x1b]0;evil\x07'"):
+        with pytest.raises(ValueError, match="load") as refusal:
+            load(str(folder))
+        assert said in str(refusal.value) and str(refusal.value).isprintable()
+        change(folder / "model_index.json", unet=["diffusers", "\x1b]0;evil\x07"])
+
+
+CLASSES = {
+    "StableDiffusionPipeline": {
+        "safety_checker": ["stable_diffusion", "StableDiffusionSafetyChecker"],
+        "feature_extractor": ["transformers", "CLIPFeatureExtractor"],
+        "image_encoder": [None, None],
+        "requires_safety_checker": True,
+    },
+    "StableDiffusionXLPipeline": {
+        "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"],
+        "tokenizer_2": ["transformers", "CLIPTokenizer"],
+        "image_encoder": ["transformers", "CLIPVisionModelWithProjection"],
+        "scheduler": ["diffusers", "EulerDiscreteScheduler"],
+        "vae": ["diffusers", "AutoencoderKL"],
+    },
+    "FluxPipeline": {
+        "text_encoder_2": ["transformers", "T5EncoderModel"],
+        "tokenizer_2": ["transformers", "T5TokenizerFast"],
+        "transformer": ["diffusers", "FluxTransformer2DModel"],
+        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    },
+    "WanImageToVideoPipeline": {
+        "image_encoder": ["transformers", "CLIPVisionModel"],
+        "image_processor": ["transformers", "CLIPImageProcessor"],
+        "text_encoder": ["transformers", "UMT5EncoderModel"],
+        "transformer_2": [None, None],
+        "boundary_ratio": None,
+    },
+    "HunyuanVideo15Pipeline": {"guider": ["diffusers", "ClassifierFreeGuidance"]},
+    "QwenImageEditPipeline": {
+        "processor": ["transformers", "Qwen2VLProcessor"],
+        "text_encoder": ["transformers", "Qwen2_5_VLForConditionalGeneration"],
+    },
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_parts_of_well_known_models_are_welcome(name: str) -> None:
+    assert check_index({"_class_name": name, **CLASSES[name]}, name).__name__ == name
+
+
+def test_weights_in_several_files_and_a_pipeline_in_a_pipeline_are_welcome(folder: Path) -> None:
+    pipe = load(str(folder))
+    for name in ("unet", "text_encoder"):
+        shutil.rmtree(folder / name)
+        getattr(pipe, name).save_pretrained(folder / name, max_shard_size="20KB")
+        assert list((folder / name).glob("*.safetensors.index.json"))
+    (folder / "unet" / "diffusion_pytorch_model.bin.index.json").write_text(
+        "{}"
+    )  # a hub's, without its files
+    assert load(str(folder)).unet.config == pipe.unet.config
+    (folder / "unet" / "diffusion_pytorch_model.bin.index.json").unlink()
+    whole_inside(folder, ["diffusers", "StableDiffusionPipeline"])
+    assert check_pipeline(folder).__name__ == "StableDiffusionPipeline"
+
+
+def test_a_file_of_weights_that_is_missing_is_told(folder: Path) -> None:
+    index = folder / "unet" / "diffusion_pytorch_model.safetensors.index.json"
+    index.write_text('{"weight_map": {"conv_in.weight": "gone.safetensors"}}')
+    with pytest.raises(ValueError, match=r"names 'gone\.safetensors', and there is no such file") as error:
+        load(str(folder))
+    assert "trust" not in str(error.value)
+
+
+def test_a_package_that_a_part_needs_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = dummy_torch_and_scipy_objects.LMSDiscreteScheduler
+    monkeypatch.setattr(diffusers, "LMSDiscreteScheduler", stand_in)
+    monkeypatch.setattr(import_utils, "_scipy_available", False)
+    change(folder / "model_index.json", scheduler=["diffusers", "LMSDiscreteScheduler"])
+    with pytest.raises(ImportError, match="scipy"):
+        load(str(folder))
 
 
 def test_whoever_trusts_a_folder_says_so(
@@ -198,7 +397,7 @@ def test_a_model_alone_is_checked_too(tmp_path: Path, trap: Trap) -> None:
     assert not trap.sprung.exists()
 
 
-@pytest.mark.parametrize("attack", [custom_component, pickled_weights])
+@pytest.mark.parametrize("attack", [custom_component, pickled_weights, shards_elsewhere, automatic_pipeline])
 def test_files_from_the_hub_are_checked_before_they_are_used(
     attack: Attack,
     folder: Path,
@@ -218,3 +417,20 @@ def test_files_from_the_hub_are_checked_before_they_are_used(
     with pytest.raises(ValueError, match="won't load 'some/body'") as refusal:
         load("some/body")
     assert said in str(refusal.value) and not trap.sprung.exists()
+
+
+def versions(file: str, line: str) -> dict[str, Version]:
+    found = re.findall(line, (ROOT / file).read_text(), re.MULTILINE)
+    return {name: Version(version) for name, version in found}
+
+
+def test_the_oldest_versions_are_those_that_are_tried_and_written_down() -> None:
+    pin = r"^([\w-]+)==([\d.]+)"
+    allowed = versions("pyproject.toml", r'"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)')
+    oldest = versions("constraints-oldest.txt", pin)
+    said = versions("SECURITY.md", r"^\| ([\w-]+) \| ([\d.]+) \| [A-Z]")
+    assert oldest.keys() >= {"torch", "diffusers", "transformers"} and said.keys() > {"torch", "ray"}
+    assert oldest == {name: allowed[name] for name in oldest}
+    assert said == {name: allowed[name] for name in said}
+    tried = versions("constraints.txt", pin) | oldest
+    assert said == {name: tried[name] for name in said}, "by `make test`, if not by `make test-oldest`"

@@ -1,4 +1,4 @@
-"""Atomic writes, locks, and the cache folder."""
+"""Files: read with care, written whole, locked; and the cache folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import functools
 import json
-import math
 import os
 import secrets
 import socket
@@ -22,6 +21,7 @@ except ImportError:  # Windows, where nothing is locked
     fcntl = None  # type: ignore[assignment]
 
 MAX_DEPTH = 64  # nesting levels of JSON; our own files have far fewer, so more is an attack
+MOST = 1e100  # nothing that is measured is larger, and sums of larger numbers overflow
 
 
 def cache() -> Path:
@@ -61,10 +61,15 @@ def parse_json(text: str | bytes) -> Any:
     raise ValueError("it is nested too deep")
 
 
+def printable(text: str) -> str:
+    """Text of others, in which what would move a terminal's cursor or change its colours is spelled out."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 def is_a(value: Any, kind: type) -> bool:
-    """Whether a JSON value has this type; for `float`, finite integers count too."""
+    """Whether a JSON value has this type; for `float`, it is finite, and integers count too."""
     if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MOST
     return type(value) is kind
 
 
@@ -101,6 +106,18 @@ def atomic_write(path: Path, write: Callable[[Path], Any]) -> None:
         raise
 
 
+def not_through_a_link(path: str, flags: int) -> int:
+    """For `open(..., opener=...)`: in a folder of others, a link would lead what we write to another file."""
+    try:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)  # Windows has no such flag
+    except OSError as error:
+        if os.path.islink(path):
+            raise ValueError(
+                f"won't write to {path}: it is a link; delete it, or take another folder"
+            ) from error
+        raise
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a folder, or raise an error that names the process holding it. The lock ends with the process.
@@ -109,7 +126,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as file:
+    with open(folder / ".lock", "a+", opener=not_through_a_link) as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

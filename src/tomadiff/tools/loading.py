@@ -10,6 +10,7 @@ import huggingface_hub
 import torch
 from diffusers import DiffusionPipeline, ModelMixin
 
+from tomadiff.runtime.files import printable
 from tomadiff.runtime.machine import out_of_memory
 from tomadiff.runtime.registration import denoiser
 
@@ -93,7 +94,7 @@ def load(
             pipe = check_pipeline(folder).from_pretrained(folder, dtype=DTYPES[dtype], use_safetensors=True)
         return place(pipe, device, offload)
     except UntrustedModelError as error:
-        raise ValueError(f"won't load {model!r}: {error}") from error
+        raise ValueError(f"won't load {model!r}: {printable(str(error))}") from error
     except Exception as error:  # diffusers raises all kinds of errors for JSON that is no configuration
         if isinstance(error, ImportError) or out_of_memory(error):
             raise
@@ -132,7 +133,7 @@ def load_model(folder: Path, device: str, dtype: str) -> ModelMixin:
 
 def _reason(error: BaseException) -> str:
     """The first line of an error, with its class if that line alone says nothing, as with a KeyError."""
-    line = next(iter(str(error).strip().splitlines()), "")
+    line = printable(next(iter(str(error).strip().splitlines()), ""))
     return line if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {line}"
 
 

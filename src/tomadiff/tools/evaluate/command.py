@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tomadiff.models import Family, find_family
-from tomadiff.runtime.files import atomic_write, locked
+from tomadiff.runtime.files import atomic_write, locked, printable
 from tomadiff.runtime.registration import denoiser
 from tomadiff.tools import samplers
 from tomadiff.tools.arguments.evaluate import PROTOCOLS
@@ -183,7 +183,7 @@ def draw_all(store: Store, works: Sequence[Work], drawings: Iterator[Drawing]) -
         store.add(drawing)
         left = (time.perf_counter() - begin) / done * (total - done)
         unit = f"{left / 60:.0f} min" if left >= 60 else f"{left:.0f} s"
-        what = f"{drawing.label}: {drawing.prompt}, seed {drawing.seed}"
+        what = f"{drawing.label}: {printable(drawing.prompt)}, seed {drawing.seed}"
         print(f"[{done}/{total}, {unit} left] {what}, {drawing.seconds:.2f} s", file=sys.stderr)
 
 

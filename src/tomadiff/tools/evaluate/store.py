@@ -16,7 +16,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tomadiff.runtime.files import atomic_write, check_folder, is_a, parse_json
+from tomadiff.runtime.files import (
+    atomic_write,
+    check_folder,
+    is_a,
+    not_through_a_link,
+    parse_json,
+    printable,
+)
 from tomadiff.tools.method_spec import decides
 
 from .job import Drawing, Job, Work
@@ -34,6 +41,7 @@ FIELDS: dict[str, type] = {
     "file": str,
     "sha256": str,
 }
+OPTIONAL: dict[str, type] = {"flops": float}
 
 
 class Store:
@@ -49,6 +57,8 @@ class Store:
         """Save a picture and its row."""
         key = (drawing.prompt, drawing.seed, drawing.method, drawing.ratio)
         file = Path("images") / slug(drawing.label) / f"{slug(drawing.prompt)}-{drawing.seed}.png"
+        if not self._inside(file):
+            raise ValueError(f"won't write {file}: a link leads it out of {self.folder}; take another folder")
         (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
         atomic_write(self.folder / file, lambda path: path.write_bytes(drawing.png))
         row = {
@@ -100,7 +110,9 @@ class Store:
 
     def _take_over(self, found: Iterable[Row]) -> None:
         """Keep the rows whose pictures have their checksums; the others will be drawn again."""
-        for row in found:
+        for full in found:
+            # anything else, such as a metric, would be taken for measured
+            row = {name: full[name] for name in (*FIELDS, *OPTIONAL) if name in full}
             if row["seconds"] > 0 and self._checksum(row["file"]) == row["sha256"]:
                 self.rows[row["prompt"], row["seed"], row["method"], row["ratio"]] = row
             else:
@@ -112,18 +124,21 @@ class Store:
     def _checksum(self, file: str) -> str | None:
         """The checksum of a file in the folder; None if it can't be read, or is outside."""
         try:
-            path = (self.folder / file).resolve()
-            if path.is_relative_to(self.folder.resolve()):
-                return hashlib.sha256(path.read_bytes()).hexdigest()
+            if file.isprintable() and self._inside(file):  # names are shown on the terminal
+                return hashlib.sha256((self.folder / file).read_bytes()).hexdigest()
         except (OSError, ValueError):  # a zero byte in the name
             pass
         return None
+
+    def _inside(self, file: str | Path) -> bool:
+        """Whether a path in the folder stays there, wherever links lead."""
+        return (self.folder / file).resolve().is_relative_to(self.folder.resolve())
 
 
 def check_free(folder: Path, resume: bool) -> list[Row]:
     """The rows of an earlier session; raises if there are some and nobody asked to resume."""
     check_folder(folder)
-    found = read_rows(folder / "rows.jsonl", FIELDS)
+    found = read_rows(folder / "rows.jsonl", FIELDS, OPTIONAL)
     if found and not resume:
         raise ValueError(
             f"{folder} has an evaluation in it: add --resume to continue it, or choose another folder"
@@ -142,13 +157,17 @@ def case_of(row: Row) -> tuple[str, int]:
 
 def append(path: Path, row: Row) -> None:
     """Append a line, and wait until it is on the disk."""
-    with path.open("ab") as file:
+    with open(path, "ab", opener=not_through_a_link) as file:
         file.write((json.dumps(row) + "\n").encode())
         file.flush()
         os.fsync(file.fileno())
 
 
-def read_rows(path: Path, fields: Mapping[str, type] = MappingProxyType({})) -> list[Row]:
+def read_rows(
+    path: Path,
+    fields: Mapping[str, type] = MappingProxyType({}),
+    optional: Mapping[str, type] = MappingProxyType({}),
+) -> list[Row]:
     """The rows of a file that have these fields, without what a crash may have left half-written."""
     rows = []
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
@@ -156,7 +175,10 @@ def read_rows(path: Path, fields: Mapping[str, type] = MappingProxyType({})) -> 
             row = parse_json(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and all(is_a(row.get(name), kind) for name, kind in fields.items()):
+        if not isinstance(row, dict):
+            continue
+        known = {**fields, **{name: kind for name, kind in optional.items() if name in row}}
+        if all(is_a(row.get(name), kind) for name, kind in known.items()):
             rows.append(row)
     return rows
 
@@ -200,6 +222,7 @@ def _differences(earlier: Any, now: Any, name: str = "") -> list[str]:
     """The paths of all values that differ."""
     if isinstance(earlier, dict) and isinstance(now, dict):
         keys = dict.fromkeys([*now, *earlier])
-        pairs = ((f"{name}, {key}" if name else key, earlier.get(key), now.get(key)) for key in keys)
+        names = {key: f"{name}, {printable(key)}" if name else printable(key) for key in keys}
+        pairs = ((names[key], earlier.get(key), now.get(key)) for key in keys)
         return [line for path, a, b in pairs for line in _differences(a, b, path)]
     return [] if earlier == now else [f"{name} was {earlier!r}, is {now!r}"]

@@ -6,11 +6,11 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -29,18 +29,29 @@ READ_BELOW = ("/assets/", "/static/", "/svelte/", f"{API}/heartbeat/")
 FILE = f"{API}/file="
 WRITE = {"/login", *(f"{API}/{name}" for name in ("queue/join", "cancel", "reset", "run/predict"))}
 MAX_BYTES = 64 * 1024  # largest body of a request; there are no uploads
-
+MAX_PATH = 255  # characters: the names of the page's own files and sessions are short
+NOTHING = ("There is no such thing here.", 404)
 
 ANSWERS, HEARTBEAT, JOIN, LOGIN = f"{API}/queue/data", f"{API}/heartbeat/", f"{API}/queue/join", "/login"
+LOGIN_CHECK = f"{API}/login_check"
 MAX_GUESSES, GUESS_SECONDS = 10, 60.0  # wrong passwords from one address, within these seconds
 DELAY = 1.0  # seconds before a wrong password is answered
 
 
 class AllowlistMiddleware:
-    """ASGI middleware around the whole server: no uploads, no proxying, no file from outside one folder."""
+    """ASGI middleware around the whole server: no uploads, no proxying, no file from outside some folders.
 
-    def __init__(self, app: ASGIApp, folder: Path, listeners: Listeners | None = None) -> None:
-        self.app, self.folder = app, folder.resolve()
+    expected: whether answers wait for a session. Gradio fails in the middle of an answer to any other.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        folders: Sequence[Path],
+        expected: Callable[[str], bool],
+        listeners: Listeners | None = None,
+    ) -> None:
+        self.app, self.folders, self.expected = app, [folder.resolve() for folder in folders], expected
         self.listeners, self.guesses = listeners or Listeners(), Guesses()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,6 +64,8 @@ class AllowlistMiddleware:
         refusal = self._refusal(scope, *asks)
         if refusal is not None:
             await PlainTextResponse(*refusal)(scope, receive, send)
+        elif asks == ("GET", ANSWERS) and not self.expected(_session(scope)):
+            await self.app({**scope, "path": LOGIN_CHECK}, receive, _nothing_if_let_in(scope, receive, send))
         elif session := _listens(scope, *asks):
             with self.listeners.listening(session):
                 await self.app(scope, receive, send)
@@ -65,7 +78,7 @@ class AllowlistMiddleware:
 
     def _refusal(self, scope: Scope, method: str, path: str) -> tuple[str, int] | None:
         if not self._allowed(method, path):
-            return "There is no such thing here.", 404
+            return NOTHING
         if method != "POST":
             return None
         if not _from_here(scope):
@@ -93,15 +106,17 @@ class AllowlistMiddleware:
         if method in ("GET", "HEAD"):
             if path.startswith(FILE):
                 return self._inside(path.removeprefix(FILE))
-            return path in READ or (path.startswith(READ_BELOW) and ".." not in path)
+            below = path.startswith(READ_BELOW) and ".." not in path and path.isprintable()
+            return path in READ or (below and len(path) <= MAX_PATH)
         return method == "POST" and path in WRITE
 
     def _inside(self, path: str) -> bool:
         try:
             found = Path(path).resolve()
-        except (OSError, ValueError):  # a loop of links, a zero byte
+            there = Path(path).is_absolute() and found.is_file()
+        except (OSError, ValueError):  # a loop of links, a name too long, a zero byte
             return False
-        return Path(path).is_absolute() and found.is_relative_to(self.folder)
+        return there and any(found.is_relative_to(folder) for folder in self.folders)
 
 
 class Guesses:
@@ -132,6 +147,21 @@ class Guesses:
         return watched
 
 
+def _nothing_if_let_in(scope: Scope, receive: Receive, send: Send) -> Send:
+    """Instead of the answer to LOGIN_CHECK, unless it says that one has to log in first."""
+    let_in = False
+
+    async def replaced(message: Message) -> None:
+        nonlocal let_in
+        if message["type"] == "http.response.start" and message["status"] == 200:
+            let_in = True
+            await PlainTextResponse(*NOTHING)(scope, receive, send)
+        elif not let_in:
+            await send(message)
+
+    return replaced
+
+
 def _address(scope: Scope) -> str:
     return scope["client"][0] if scope.get("client") else "somewhere"
 
@@ -141,8 +171,13 @@ def _listens(scope: Scope, method: str, path: str) -> str:
     if method != "GET":
         return ""
     if path == ANSWERS:
-        return parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [""])[0]
+        return _session(scope)
     return path.removeprefix(HEARTBEAT) if path.startswith(HEARTBEAT) else ""
+
+
+def _session(scope: Scope) -> str:
+    """The session whose answers a request asks for; of several, the last one, as Gradio takes it."""
+    return QueryParams(scope["query_string"]).get("session_hash", "")
 
 
 def _session_in(body: bytes) -> str:

@@ -22,7 +22,7 @@ from .sweep_tab import SweepTab
 
 
 def build(studio: Studio, folder: Path, allow_models: bool = False) -> gr.Blocks:
-    return Page(studio, show.Exports(folder / "exports"), allow_models).blocks
+    return Page(studio, show.Exports(folder / show.EXPORTS), allow_models).blocks
 
 
 class Page:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import gradio as gr
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from . import look
+from . import look, show
 from .allowlist import AllowlistMiddleware
 from .listeners import Listeners
 
@@ -25,8 +26,18 @@ def launch(
     listeners: Listeners | None = None,
     open_browser: bool = False,
 ) -> str:
-    """Serve the page from a background thread; returns its address."""
-    around = [Middleware(AllowlistMiddleware, folder=folder, listeners=listeners)]
+    """Serve the page from a background thread; returns its address.
+
+    Of the folder, which may be anybody's, only exports can be read, and pictures, which Gradio keeps.
+    """
+    served = [Path(os.environ["GRADIO_TEMP_DIR"]), folder / show.EXPORTS]
+    # addresses that requests give themselves count for nothing: each guess of a password could have another
+    os.environ.setdefault("FORWARDED_ALLOW_IPS", "")
+
+    def expected(session: str) -> bool:
+        return session in blocks._queue.pending_messages_per_session
+
+    around = [Middleware(AllowlistMiddleware, folders=served, expected=expected, listeners=listeners)]
     if only_here and auth is None:  # refuse other host names: DNS rebinding
         names = ["localhost", "127.0.0.1", "[::1]", host]
         around.insert(0, Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False))
@@ -43,7 +54,7 @@ def launch(
         show_error=False,
         footer_links=[],
         run_history=False,
-        allowed_paths=[str(folder)],
+        allowed_paths=[str(each) for each in served],
         max_file_size=0,
         state_session_capacity=64,
         enable_monitoring=False,

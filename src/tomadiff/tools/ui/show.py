@@ -18,6 +18,7 @@ from tomadiff.tools.method_spec import label
 
 from .results import Comparison, Drawn, Merged, Sweep
 
+EXPORTS = "exports"  # where they go in the page's folder
 MAX_EXPORTS = 64  # files; older ones are deleted
 
 
