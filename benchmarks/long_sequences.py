@@ -269,6 +269,38 @@ def table(rows: list[dict[str, Any]]) -> str:
     return markdown({name: [cell[name] for cell in cells] for name in (cells[0] if cells else {})})
 
 
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Seconds of attention against tokens: a panel for each model, a line for each contender."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    figure, axes = pyplot.subplots(1, len(names), figsize=(1 + 4.6 * len(names), 4), dpi=110, squeeze=False)
+    for name, axis in zip(names, axes[0]):
+        for contender in CONTENDERS:
+            seconds: dict[int, list[float]] = {}
+            for row in rows:
+                if (row["model"], row["contender"]) == (name, contender):
+                    seconds.setdefault(row["tokens"], []).append(row["attention"])
+            points = sorted((tokens, statistics.median(found)) for tokens, found in seconds.items())
+            axis.loglog(*zip(*points), marker="o", label=contender)
+        tokens = sorted({row["tokens"] for row in rows if row["model"] == name})
+        low, high = axis.get_ylim()
+        seconds_shown = [each for each in (0.1, 0.3, 1, 3, 10, 30, 100, 300) if low < each < high]
+        axis.minorticks_off()
+        axis.set_xticks(tokens, [f"{each:,}" for each in tokens])
+        axis.set_yticks(seconds_shown, [f"{each:g}" for each in seconds_shown])
+        axis.set_title(MODELS[name].title, fontsize=10)
+        axis.set_xlabel("tokens")
+        axis.grid(alpha=0.25)
+    axes[0][0].set_ylabel("seconds of attention")
+    axes[0][0].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
 def memory(models: list[str], sizes: list[str]) -> str:
     """Megabytes that a call takes beside the weights; the first call of each way is to warm up."""
     columns: dict[str, list[str]] = {"": [], "size": [], "dense": [], "kv 0.75": []}
@@ -294,6 +326,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", help="only these, as in the table")
     parser.add_argument("--out", type=Path, default=Path("long_sequences.jsonl"))
     parser.add_argument("--memory", action="store_true", help="measure memory instead, at --sizes")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw what is in the file")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.memory:
@@ -333,6 +366,8 @@ def main() -> None:
             file.write(json.dumps(row) + "\n")
     print(f"{processor('cpu')}, one thread, fp32")
     print(table(rows))
+    if args.plot:
+        plot(rows, args.plot)
 
 
 if __name__ == "__main__":
