@@ -64,8 +64,8 @@ class Generation:
     def history(self, step: int, call: int, arguments: dict[str, Any]) -> History | None:
         """The earlier outputs of this call of the step; a new history if its conditioning has changed.
 
-        If step 0 was that of a generation that ended there, of the same noise, only its conditioning differs
-        from that of step 1. So plans are not kept then, either.
+        An earlier generation that ended after its first step, and began with the same noise, looks like a first
+        call of step 0. Only its conditioning tells: plans are kept in step 1 only if that is the same.
         """
         skips = self.schedule.skips
         if not skips and step > 1:
