@@ -64,8 +64,8 @@ class Generation:
     def history(self, step: int, call: int, arguments: dict[str, Any]) -> History | None:
         """The earlier outputs of this call of the step; a new history if its conditioning has changed.
 
-        An earlier generation that ended after its first step, and began with the same noise, looks like a first
-        call of step 0. Only its conditioning tells: plans are kept in step 1 only if that is the same.
+        An earlier generation that ended after its first step, and began with the same noise, looks like a
+        first call of step 0. Only its conditioning tells: plans are kept in step 1 only if that is the same.
         """
         skips = self.schedule.skips
         if not skips and step > 1:
@@ -75,6 +75,9 @@ class Generation:
             history = History()
         if step == 1 and not conditions.same:
             self.plans.drop(call)
+        if not skips and step == 1:
+            self._histories.pop(call, None)  # which holds the arguments
+            return None
         history.hold = self.sampling.known and not self.sampling.deterministic
         history.steps = self._steps
         history.may_repeat = conditions.same
