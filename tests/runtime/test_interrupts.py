@@ -5,6 +5,7 @@ The same points in every run of the tests; `make fuzz` tries many others.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import sys
@@ -112,8 +113,10 @@ def test_remove_succeeds_wherever_an_interrupt_came(name: str) -> None:
         patched, do = ACTS[act]
         prepare(pipe, chosen if patched else None)
         first = random.Random(number).randrange(1, totals[act])
-        with pytest.raises(KeyboardInterrupt):
-            Interrupts((first, first + later) if later else (first,)).during(lambda: do(pipe, chosen))
+        interrupts = Interrupts((first, first + later) if later else (first,))
+        with contextlib.suppress(KeyboardInterrupt):  # Python swallows one that comes in a finalizer
+            interrupts.during(lambda: do(pipe, chosen))
+        assert interrupts.lines > 0.9 * first, "it came; finalizers make the numbers of lines vary a little"
         tomadiff.remove(pipe)
         assert hooks_on(denoiser(pipe)) == plain
 
