@@ -25,10 +25,11 @@ from tomadiff.core import Plan, partition, slot_layout
 from tomadiff.kernels.launch import Launch
 from tomadiff.kernels.merge import merge_launch, unmerge_launch
 from tomadiff.kernels.plan import Fused
-from tomadiff.kernels.select import destinations_launch
+from tomadiff.kernels.select import destinations, destinations_launch
+from tomadiff.kernels.weights import weights, weights_launch
 
 CPU = torch.device("cpu")
-KERNELS = ("destinations", "merge", "unmerge")
+KERNELS = ("destinations", "weights", "merge", "unmerge")
 # KB that a program can have, by compute capability: V100, T4 and RTX 20, A100, RTX 30, RTX 40 and L40, H100,
 # B200, RTX 50
 SHARED = {70: 96, 75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
@@ -74,8 +75,12 @@ def launches(
 ) -> dict[str, Launch]:
     """What a block of such tokens in tiles of such a size launches at ratio 0.5, for two samples."""
     plan, x, y = tensors(grid, size, channels, dtype)
+    regions, slots = plan.regions, plan.slots
+    scratch = torch.empty(len(plan.merging), 1, 1)  # only its type matters
+    matrices = (x, plan.destinations, plan.merging.float(), plan.merging, plan.merging, scratch)
     made = (
-        destinations_launch(x, plan.regions, plan.slots, plan.destinations),
+        destinations_launch(x, regions, slots, plan.destinations),
+        weights_launch(regions, slots, 1000.0, True, matrices),
         merge_launch(plan, x, y),
         unmerge_launch(plan, y, x, y, x),
     )
@@ -103,12 +108,17 @@ class Nothing:
 
 
 def host_microseconds() -> dict[str, float]:
-    """Host time of merging and unmerging at a site by a launch that is repeated, without the driver's own."""
+    """Host time of each kernel's launch when it is repeated, without the driver's own."""
     plan, x, y = tensors((64, 64), 8, 640, torch.float16)
-    fused = Fused(plan)
+    fused, layout = Fused(plan), (plan.regions, plan.slots)
     nothing = mock.patch.object(Launch, "run", lambda launch: Nothing())
     with nothing, mock.patch.object(torch.cuda, "current_device", lambda: None):  # as of tensors on the CPU
-        calls = {"merge": lambda: fused.merge(x), "unmerge": lambda: fused.unmerge(y, x, y)}
+        calls = {
+            "destinations": lambda: destinations(x, *layout),
+            "weights": lambda: weights(x, *layout, plan.destinations, 1000.0, True),
+            "merge": lambda: fused.merge(x),
+            "unmerge": lambda: fused.unmerge(y, x, y),
+        }
         return {
             name: 1e6 * min(timeit.repeat(call, number=1000, repeat=30)) / 1000
             for name, call in calls.items()
@@ -126,7 +136,7 @@ def main() -> None:
         ("ragged tiles, fp16", KERNELS, (60, 107), 8, 640, torch.float16),
         ("64 tokens, bf16", KERNELS, (64, 64), 8, 3072, torch.bfloat16),
         ("64 tokens, fp32", KERNELS, (64, 64), 8, 640, torch.float32),
-        ("128 tokens, fp16", KERNELS[:1], (64, 64), (8, 16), 640, torch.float16),
+        ("128 tokens, fp16", KERNELS[:2], (64, 64), (8, 16), 640, torch.float16),
         ("256 tokens, fp16", KERNELS[:1], (64, 64), 16, 640, torch.float16),
     ):
         for kernel in kernels:

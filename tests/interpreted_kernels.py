@@ -27,6 +27,7 @@ from tomadiff.kernels.merge import _mix as mix
 from tomadiff.kernels.merge import merge, unmerge
 from tomadiff.kernels.plan import Fused
 from tomadiff.kernels.select import destinations, facility_location
+from tomadiff.kernels.weights import weights
 from tomadiff.methods import PlanSettings, toma
 
 # a plan is core's, unless a test says otherwise: on a GPU it would be the kernels' own
@@ -155,6 +156,87 @@ def test_regions_too_large_for_a_program_are_cores() -> None:
         destinations(features(3, 1, LARGEST + 1, 8), regions, slot_layout(regions.lengths, 0.5, DEVICE))
 
 
+# -- a plan's matrices -------------------------------------------------------------------------------------
+
+
+def assert_weights_are_cores(x: Tensor, plan: Plan, scale: float, regression: bool) -> None:
+    """Up to rounding, which a sharp softmax multiplies by its scale, and regression by a system's condition.
+
+    Rows of unmerging that are padding may be anything: nobody reads them.
+    """
+    found = weights(x, plan.regions, plan.slots, plan.destinations, scale, regression)
+    real = plan.regions.real
+    padding = 1.0 if real is None else real.repeat(len(x), 1)[..., None]
+    names, masks = ("assignment", "merging", "unmerging"), (1.0, 1.0, padding)
+    for name, matrix, mask in zip(names, found, masks):
+        expected = getattr(plan, name)
+        assert matrix.dtype == expected.dtype and matrix.shape == expected.shape
+        error = 2e-3 if matrix.dtype == torch.float32 else 2e-3 + 2 * torch.finfo(matrix.dtype).eps
+        torch.testing.assert_close(matrix * mask, expected * mask, rtol=error, atol=error, msg=name)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seeds,
+    grids,
+    kinds,
+    st.booleans(),
+    st.floats(0, 0.95),
+    dtypes,
+    st.sampled_from([1.0, 1000.0]),
+    st.booleans(),
+    st.sampled_from([3, 16, 40]),
+)
+def test_weights_are_cores_on_any_grid(
+    seed: int,
+    grid: tuple,
+    kind: str,
+    shift: bool,
+    ratio: float,
+    dtype: torch.dtype,
+    scale: float,
+    regression: bool,
+    channels: int,
+) -> None:
+    how = "regression" if regression else "transpose"
+    config = PlanSettings(regions=kind, region_size=4, scale=scale, unmerge=how)
+    text = 3  # before the image, so that features are a part of memory
+    x = features(seed, 2, text + math.prod(grid), channels).to(dtype)[:, text:]
+    plan = toma.plan(x, grid, ratio, config, shifted=shift)
+    assert_weights_are_cores(x, plan, scale, regression)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-2, 1e-3])
+@pytest.mark.parametrize("ratio", [0.25, 0.5])
+def test_weights_at_the_size_of_a_real_tile_are_cores(ratio: float, spread: float) -> None:
+    """Also of tokens that are all alike, up to a cosine of 1 - 1e-6."""
+    x = 1 + spread * features(0, 2, 128, 100)
+    plan = toma.plan(x, (8, 16), ratio, PlanSettings(unmerge="regression"))
+    assert_weights_are_cores(x, plan, 1000.0, True)
+
+
+def test_a_sample_gets_the_weights_it_would_get_alone() -> None:
+    x = features(2, 3, 63, 16)
+    plan = toma.plan(x, (9, 7), 0.5, PlanSettings(region_size=4, unmerge="regression"))
+    layout = plan.regions, plan.slots
+    together = weights(x, *layout, plan.destinations, 1000.0, True)
+    for sample in range(3):
+        one = slice(sample, sample + 1)
+        alone = weights(x[one], *layout, plan.destinations[one], 1000.0, True)
+        groups = slice(sample * plan.regions.count, (sample + 1) * plan.regions.count)
+        assert all(torch.equal(a[groups], b) for a, b in zip(together, alone))
+
+
+def test_broken_features_give_broken_weights() -> None:
+    """As core does: a NaN must not become a picture that looks right."""
+    x = features(0, 1, 64, 8)
+    plan = toma.plan(x, (8, 8), 0.5, PlanSettings(region_size=4, unmerge="regression"))
+    x[0, 0, 0] = math.nan
+    for matrix in weights(x, plan.regions, plan.slots, plan.destinations, 1000.0, True):
+        broken = matrix.isnan().flatten(1).any(1)
+        assert broken[0] and not broken[1:].any(), "and other regions are as they were"
+
+
 # -- merging -----------------------------------------------------------------------------------------------
 
 
@@ -279,6 +361,7 @@ def test_the_probe_minds_no_default_device() -> None:
     [
         ("destinations", lambda x, regions, slots: slots.pack(regions.tokens_at(_first(x, slots))), "worse"),
         ("destinations", lambda x, regions, slots: torch.full((2, slots.kept), -1), "there are not"),
+        ("weights", lambda *given, regression: tuple(1.1 * m for m in weights(*given, regression)), "weigh"),
         ("merge", lambda plan, x, repeats: 1.1 * merge(plan, x), "merge otherwise"),
         ("unmerge", lambda plan, y, onto, merged, repeats: onto + 0, "unmerge otherwise"),
     ],

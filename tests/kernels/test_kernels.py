@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="Triton is not installed: there is none for
 
 from kernel_resources import SHARED, Compiled, compile_for, launches
 
-from tomadiff.kernels import merge, select
+from tomadiff.kernels import merge
 from tomadiff.kernels.launch import Launch, repeats_of
 from tomadiff.kernels.launch import run as run_launch
 
@@ -58,9 +58,15 @@ def test_kernels_for_ragged_regions_compile_as_well() -> None:
 
 
 @pytest.mark.parametrize("capability", SHARED)
-def test_the_largest_regions_fit_on_every_gpu(capability: int) -> None:
-    launch = launches((64, 64), 16, 640, torch.float16)["destinations"]
-    assert launch.arguments["n"] == kernels.LARGEST
+@pytest.mark.parametrize(
+    ("kernel", "size", "largest"),
+    [("destinations", 16, kernels.LARGEST), ("weights", (8, 16), kernels.LARGEST_WEIGHED)],
+)
+def test_the_largest_regions_fit_on_every_gpu(
+    kernel: str, size: int | tuple[int, int], largest: int, capability: int
+) -> None:
+    launch = launches((64, 64), size, 640, torch.float16)[kernel]
+    assert launch.arguments["n"] == largest
     assert_fits(compile_for(capability, launch), capability)
 
 
@@ -78,19 +84,24 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("grid", [(16, 16), (13, 19)], ids=["whole", "ragged"])
-def test_a_refresh_of_destinations_is_one_launch_and_a_site_two(
+def test_a_plan_is_two_launches_new_weights_are_one_and_a_site_two(
     grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched: list[Launch] = []
-    monkeypatch.setattr(Launch, "run", lambda launch: launched.append(launch))
+    launched: list[str] = []
+    monkeypatch.setattr(Launch, "run", lambda launch: launched.append(launch.kernel.fn.__name__))
+    monkeypatch.setattr(kernels, "usable", lambda x, region: True)
     x = torch.zeros(2, 5 + math.prod(grid), 16, dtype=torch.float16)[:, 5:]  # behind text
-    plan = toma.plan(torch.rand(2, math.prod(grid), 16).half(), grid, 0.5, PlanSettings())
+    settings = PlanSettings(unmerge="regression")  # as by default
+    regions = core.partition(grid, "tile", 8, False, CPU)  # made once for all plans
+    core.slot_layout(regions.lengths, 0.5, CPU)
     with Operations() as torchs:
-        select.destinations(x, plan.regions, plan.slots)
-        assert len(launched) == 1
-        merged = merge.merge(plan, x)
-        merge.unmerge(plan, merged, x, merged)
-        assert len(launched) == 1 + 2
+        plan = toma.plan(x, grid, 0.5, settings).cast(x.dtype)
+        assert launched == ["_destinations", "_weights"]
+        plan = toma.plan(x, grid, 0.5, settings, destinations=plan.destinations).cast(x.dtype)
+        assert launched[2:] == ["_weights"]
+        merged = plan.merge(x)
+        plan.unmerge(merged, x, merged)
+        assert launched[3:] == ["_mix", "_mix"]
     assert torchs.names == []
 
 

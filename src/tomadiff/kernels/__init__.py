@@ -1,7 +1,8 @@
 """Triton versions of core's hot loops, for GPUs, where many small launches cost more than the work itself.
 
-`select` chooses destinations in one launch, `merge` merges in one launch and unmerges in another, and `plan`
-is core's plan on top of them. Importing this package does not import Triton; importing those modules does.
+`select` chooses destinations in one launch, `weights` makes a plan's matrices in one, `merge` merges in one
+and unmerges in another, and `plan` is core's plan on top of them. Importing this package does not import
+Triton; importing those modules does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from tomadiff.errors import ConfigError
 
-LARGEST = 256  # tokens in the largest region that one Triton program can hold; core does larger ones
+# Tokens in the largest region that one Triton program can hold, and in the largest one whose matrices it can
+# make; core does larger ones.
+LARGEST, LARGEST_WEIGHED = 256, 128
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -37,6 +40,11 @@ def usable(x: Tensor, region: int) -> bool:
             "TRITON_INTERPRET=1, very slowly elsewhere); leave it out"
         )
     return mode == "1" or (x.is_cuda and works(x.device, x.dtype, block(region)))
+
+
+def weighs(x: Tensor, region: int) -> bool:
+    """The same for the kernel that makes a plan's matrices."""
+    return region <= LARGEST_WEIGHED and usable(x, region)
 
 
 def block(size: int) -> int:

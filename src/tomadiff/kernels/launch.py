@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -81,7 +81,7 @@ def repeats_of(regions: Regions, slots: Slots, device: torch.device) -> Repeats:
 
 def run(
     repeats: Repeats | None,
-    kind: str,
+    kind: Hashable,
     varying: tuple[str, ...],
     tensors: tuple[Tensor | None, ...],
     launch: Callable[[], Launch],

@@ -14,13 +14,16 @@ from tomadiff.core import (
     facility_location,
     merging_matrix,
     partition,
+    regression_matrix,
     similarity,
     slot_layout,
     unit_vectors,
 )
 
+from . import LARGEST_WEIGHED
 from .merge import merge, unmerge
 from .select import destinations
+from .weights import weights
 
 SCALE = 1000.0
 
@@ -49,6 +52,12 @@ def difference(
         # compare coverage, not tokens: rounding may decide between two tokens that are equally good
         if not torch.allclose(_coverage(x, plan, chosen), _coverage(x, plan, plan.destinations), rtol=1e-4):
             return "choose worse destinations than core"
+        if plan.regions.size <= LARGEST_WEIGHED:
+            matrices = weights(x, plan.regions, plan.slots, plan.destinations, SCALE, regression=True)
+            expected = plan.assignment, plan.merging, plan.unmerging
+            # rounding differs by far less, and errors of TF32, for example, are far larger
+            if not all(_close(a, b, 1e-2) for a, b in zip(_real(matrices, plan), _real(expected, plan))):
+                return "weigh tokens otherwise than core"
         merged = plan.merge(x)
         whole = plan.unmerge(2 * merged, x, merged)
         repeats: dict = {}
@@ -77,7 +86,7 @@ def core_plan(x: Tensor, regions: Regions) -> Plan:
     picks = regions.places_of(slots.unpack(chosen))
     assignment = assign(split, picks, SCALE, real, real_slots)
     merging = merging_matrix(assignment)
-    unmerging = assignment.transpose(1, 2)
+    unmerging = regression_matrix(split, merging, real_slots)
     return Plan(regions, slots, chosen, assignment, merging.to(x.dtype), unmerging.to(x.dtype))
 
 
@@ -90,7 +99,16 @@ def _coverage(x: Tensor, plan: Plan, chosen: Tensor) -> Tensor:
     return (nearest if real is None else nearest * real.repeat(len(x), 1)).sum(-1)
 
 
-def _close(found: Tensor, expected: Tensor) -> bool:
-    """Whether two results are equal up to the dtype's rounding and the order of summation."""
-    error = 8 * torch.finfo(found.dtype).eps
+def _real(matrices: tuple[Tensor, Tensor, Tensor], plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """Without the rows of unmerging that are padding, which nobody reads."""
+    assignment, merging, unmerging = matrices
+    real = plan.regions.real
+    if real is None:
+        return matrices
+    return assignment, merging, unmerging * real.repeat(len(plan.destinations), 1)[..., None]
+
+
+def _close(found: Tensor, expected: Tensor, error: float | None = None) -> bool:
+    """Whether two results are equal, by default up to the dtype's rounding and the order of summation."""
+    error = 8 * torch.finfo(found.dtype).eps if error is None else error
     return torch.allclose(found.float(), expected.float(), rtol=error, atol=error)

@@ -11,7 +11,7 @@ from tomadiff.core import Regions, Slots
 from tomadiff.core import select as twin
 
 from . import LARGEST, block
-from .launch import Launch
+from .launch import Launch, repeats_of, run
 
 CHOSEN = tl.constexpr(twin.CHOSEN)
 TIE = tl.constexpr(twin.TIE)
@@ -33,7 +33,15 @@ def destinations(features: Tensor, regions: Regions, slots: Slots) -> Tensor:
     """
     features = features if features.stride(-1) == 1 else features.contiguous()
     chosen = torch.empty(len(features), slots.kept, dtype=torch.long, device=features.device)
-    destinations_launch(features, regions, slots, chosen).run()
+    varying, tensors = ("features", "chosen"), (features, chosen)
+    repeats = repeats_of(regions, slots, features.device)
+    run(
+        repeats,
+        "destinations",
+        varying,
+        tensors,
+        lambda: destinations_launch(features, regions, slots, chosen),
+    )
     return chosen
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -41,25 +42,20 @@ def plan(
 ) -> MergePlan:
     """A plan for features [B, N, C] on a grid of tokens; given `destinations` [B, K], only new weights."""
     regions = partition(grid, settings.regions, settings.region_size, shifted, features.device)
-    places = slot_layout(regions.lengths, ratio, features.device)
-    unit = unit_vectors(features)
-    split = regions.split(regions.arrange(unit))
+    slots = slot_layout(regions.lengths, ratio, features.device)
+
+    @functools.cache
+    def split(regions: Regions) -> Tensor:
+        """Unit vectors in region order, [B * R, n, C]. Kernels do without."""
+        return regions.split(regions.arrange(unit_vectors(features)))
+
     if destinations is None:
-        destinations = _choose(features, split, regions, places)
+        destinations = _choose(features, split, regions, slots)
     if settings.assign == "global":
         regions = partition(grid, "global", settings.region_size, False, features.device)
-        places = Slots(regions=1, kept=destinations.shape[1], size=destinations.shape[1])
-        split = unit
-    real_tokens, real_slots = _each(regions.real, split), _each(places.real, split)
-    picks = regions.places_of(places.unpack(destinations))
-    assignment = assign(split, picks, settings.scale, real_tokens, real_slots)
-    merging = merging_matrix(assignment)
-    if settings.unmerge == "regression":
-        unmerging = regression_matrix(split, merging, real_slots)
-    else:
-        unmerging = unmerging_matrix(assignment, merging, settings.unmerge)
+        slots = Slots(regions=1, kept=destinations.shape[1], size=destinations.shape[1])
     plan = Plan(
-        regions, places, destinations, assignment, merging.to(features.dtype), unmerging.to(features.dtype)
+        regions, slots, destinations, *_weights(features, split, regions, slots, destinations, settings)
     )
     if not kernels.usable(features, regions.size):
         return plan
@@ -73,14 +69,44 @@ def length(grid: tuple[int, ...], ratio: float, settings: PlanSettings) -> int:
     return sum(num_kept(tokens, ratio) for tokens in regions.lengths)
 
 
-def _choose(features: Tensor, split: Tensor, regions: Regions, places: Slots) -> Tensor:
-    """[B, K] destinations, by facility location in each region. split: [B * R, n, C] unit vectors."""
+Split = Callable[[Regions], Tensor]
+
+
+def _choose(features: Tensor, split: Split, regions: Regions, slots: Slots) -> Tensor:
+    """[B, K] destinations, by facility location in each region."""
     if kernels.usable(features, regions.size):
         from tomadiff.kernels.select import destinations  # brings Triton
 
-        return destinations(features, regions, places)
-    picks = facility_location(similarity(split), places.size, _each(regions.real, split))
-    return places.pack(regions.tokens_at(picks))
+        return destinations(features, regions, slots)
+    unit = split(regions)
+    picks = facility_location(similarity(unit), slots.size, _each(regions.real, unit))
+    return slots.pack(regions.tokens_at(picks))
+
+
+def _weights(
+    features: Tensor,
+    split: Split,
+    regions: Regions,
+    slots: Slots,
+    destinations: Tensor,
+    settings: PlanSettings,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The assignment, merging and unmerging matrices."""
+    regression = settings.unmerge == "regression"
+    if settings.unmerge != "pinv" and kernels.weighs(features, regions.size):
+        from tomadiff.kernels.weights import weights  # brings Triton
+
+        return weights(features, regions, slots, destinations, settings.scale, regression)
+    unit = split(regions)
+    real_tokens, real_slots = _each(regions.real, unit), _each(slots.real, unit)
+    picks = regions.places_of(slots.unpack(destinations))
+    assignment = assign(unit, picks, settings.scale, real_tokens, real_slots)
+    merging = merging_matrix(assignment)
+    if regression:
+        unmerging = regression_matrix(unit, merging, real_slots)
+    else:
+        unmerging = unmerging_matrix(assignment, merging, settings.unmerge)
+    return assignment, merging.to(features.dtype), unmerging.to(features.dtype)
 
 
 def _each(mask: Tensor | None, split: Tensor) -> Tensor | None:
