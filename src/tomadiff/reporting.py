@@ -79,6 +79,8 @@ class Report:
 def make_report(sessions: list[Session], second: str | None = None) -> Report:
     """The report of one model, or of two that take turns; `second` is the name of the other one."""
     first, timed = sessions[0], all(session.times.known for session in sessions)
+    for session in sessions:
+        session.site_calls.settle()
     return Report(
         model=type(first.model).__name__,
         family=first.family.name if first.family else "",

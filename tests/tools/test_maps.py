@@ -29,6 +29,7 @@ def test_the_map_of_a_step_is_the_plan_that_was_used_in_it(pipe: DiffusionPipeli
     recorder = Recorder(pipe, steps=[0, 2])
     draw(pipe, size=(144, 96), steps=3, guidance=1.0, callback_on_step_end=recorder)
     assert [mapped.step for mapped in recorder.maps] == [0, 2]
+    patch.site_calls.settle()
     finest = max(hook.counts.tokens for hook, _ in used)
     kind = used[0][0].site.kind
     plans = [k.plan for hook, k in used if (hook.counts.tokens, hook.site.kind) == (finest, kind)]

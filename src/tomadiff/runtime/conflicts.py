@@ -84,16 +84,15 @@ class Surroundings:
                 places += [(block._modules, site.path), (vars(block), "_compiled_call_impl")]
         attentions = [attention for hook in self._hooks for attention in hook.attentions]
         for attention in attentions:
-            places += [(vars(attention), "processor"), (attention._modules, "processor")]
-            places.append((attention._modules, "to_q"))
+            # a processor that is a module is among the modules; one of the other kind takes it away from there
+            there = attention._modules if "processor" in attention._modules else vars(attention)
+            places += [(there, "processor"), (attention._modules, "to_q")]
         queries = [attention._modules.get("to_q") for attention in attentions]
         with_registry = [vars(module) for module in (*modules, *attentions, *queries) if module is not None]
         places += [(attributes, "_diffusers_hook") for attributes in with_registry]
         registries = [attributes.get("_diffusers_hook") for attributes in with_registry]
-        there = [registry for registry in registries if registry is not None]
-        places += [(vars(registry), "hooks") for registry in there]
         self._dicts, self._names = [attributes for attributes, _ in places], [name for _, name in places]
-        self._hook_dicts: list[Sized] = [registry.hooks for registry in there]
+        self._hook_dicts: list[Sized] = [each.hooks for each in registries if each is not None]
         self._hook_dicts += [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
 
     def _snapshot(self) -> list[Any]:

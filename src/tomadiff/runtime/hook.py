@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -61,15 +61,39 @@ class SiteCounts:
     kept: int = 0  # merged tokens in that call
     kept_at: dict[float, tuple[int, int]] = field(default_factory=dict)  # ratio -> (tokens, kept)
 
-    def add(self, task: SiteTask, lengths: tuple[int, int] | None) -> None:
-        """Count a call; `lengths` are the numbers of image tokens before and after merging."""
-        self.calls += 1
+    def add(self, task: SiteTask, lengths: tuple[int, int] | None, calls: int) -> None:
+        """Count calls that were alike; `lengths` are the numbers of image tokens before and after merging."""
+        self.calls += calls
         if task.merged and lengths is not None:
             self.tokens, self.kept = self.kept_at[task.ratio] = lengths
         elif not task.merged:
-            self.dense_calls += 1
+            self.dense_calls += calls
             if task.tokens and task.tokens != self.tokens:  # otherwise keep the merged call's counts
                 self.tokens = self.kept = task.tokens
+
+
+class SiteCalls:
+    """Counts calls of a model that are alike together, so that most need no loop over all sites."""
+
+    def __init__(self) -> None:
+        self._last: tuple[list[SiteHook], Sequence[SiteTask], list[bool], dict[int, tuple[int, int]]] | None
+        self._last, self._calls = None, 0
+
+    def add(self, hooks: list[SiteHook], call: ModelCall) -> None:
+        """Count a call at all sites that ran in it."""
+        alike = (hooks, call.tasks, [hook.ran for hook in hooks], call.span_lengths)
+        if alike != self._last:
+            self.settle()
+            self._last = alike
+        self._calls += 1
+
+    def settle(self) -> None:
+        """Add what was counted to the counts of the sites; call it before they are read."""
+        if self._last is not None:
+            for hook, task, ran in zip(*self._last[:3]):
+                if ran:
+                    hook.counts.add(task, self._last[3].get(hook.span.number), self._calls)
+        self._last, self._calls = None, 0
 
 
 class SiteHook(ModelHook):
@@ -101,7 +125,7 @@ class SiteHook(ModelHook):
         self.number = compile.number(self)
         self.compiler = compile.BlockCompiler()
         self.ran = False  # whether the site has run in this call
-        self.counts = SiteCounts()
+        self.counts = SiteCounts()  # without the calls that the session's `site_calls` has not settled
 
     # -- adding the hook to its module, and removing it ----------------------------------------------------
 
@@ -255,7 +279,8 @@ class SiteHook(ModelHook):
         return self.site.weighed_inside and not (self.site.weigh_keys and is_compiling())
 
     def refuse_masks(self, inputs: Call) -> None:
-        for holder in (inputs, *filter(None, map(inputs.get, ATTENTION_KWARGS))):
+        holders = [inputs, *(inputs[name] for name in ATTENTION_KWARGS if inputs.get(name))]
+        for holder in holders:
             for mask in self.masks:
                 if holder.get(mask) is not None:
                     raise ConfigError(

@@ -29,7 +29,7 @@ from .conflicts import (
 )
 from .forecast import History
 from .generation import Generation
-from .hook import SiteHook, join_spans, parameter_names
+from .hook import SiteCalls, SiteHook, join_spans, parameter_names
 from .layout import Layout
 from .long_keys import long_keys
 from .model_call import DENSE, ModelCall, SiteTask
@@ -81,7 +81,7 @@ class Session:
         self.keeps_plans = False  # keep plans after the last step, for tools that read them
         self.answers: dict[autotune.Situation, autotune.Answer] = {}  # what auto found
         self.watched: list[tuple[nn.Module, Callable[..., None]]] = []  # blocks, and pre-hooks on them
-        self.counts, self.times = Counts(), Times()  # for the report
+        self.counts, self.site_calls, self.times = Counts(), SiteCalls(), Times()  # for the report
 
     # a compiler that traces a call of the model must not trace what happens around it
     @torch.compiler.disable(recursive=False)
@@ -187,9 +187,7 @@ class Session:
                 turn.history.add(call.step, output, turn.noisy)
             if self.long_keys is not None:
                 self.long_keys.conclude()
-            for hook, task in zip(self.hooks, call.tasks):
-                if hook.ran:
-                    hook.counts.add(task, call.span_lengths.get(hook.span.number))
+            self.site_calls.add(self.hooks, call)
             if self.config.where == "kv" and self._merged_nowhere(call):
                 raise UnsupportedModelError(
                     "no keys and values were merged: something replaced the attention of this model"
@@ -200,8 +198,10 @@ class Session:
         self.guard.leave()
 
     def _merged_nowhere(self, call: ModelCall) -> bool:
-        merges = any(task.merged for task in call.tasks)
-        return merges and not any(hook.counts.calls for hook in self.sites)
+        if any(hook.ran for hook in self.sites) or not any(task.merged for task in call.tasks):
+            return False
+        self.site_calls.settle()
+        return not any(hook.counts.calls for hook in self.sites)
 
     @torch.compiler.disable
     def _broke_off(self) -> None:

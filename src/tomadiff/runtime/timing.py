@@ -22,34 +22,37 @@ class Times:
         self.phase: str | None = None  # the current phase; None for the model itself
         self.synchronise = False  # wait for the device around each phase: slow, but exact
         self.known = True  # False once a phase ran on an asynchronous device
+        self._phases = {phase: _Phase(self, phase) for phase in ("plan", "merge", "unmerge")}
 
     def spent(self, on: str, device: torch.device) -> AbstractContextManager[None]:
         """Add the time of a `with` block. Exact on a CPU only, since other devices run asynchronously."""
-        return _Phase(self, on, device)
+        phase = self._phases[on]
+        phase.device = device
+        return phase
 
     def overhead(self, on: str, device: torch.device) -> AbstractContextManager[None]:
         """The same for our own work, whose precision autocast must not change."""
         if torch._C._is_any_autocast_enabled():  # for any device, which costs far less than to ask for one
             return self._without_autocast(on, device)
-        return _Phase(self, on, device)
+        return self.spent(on, device)
 
     @contextlib.contextmanager
     def _without_autocast(self, on: str, device: torch.device) -> Iterator[None]:
-        with _Phase(self, on, device), torch.autocast(device.type, enabled=False):
+        with self.spent(on, device), torch.autocast(device.type, enabled=False):
             yield
 
 
 class _Phase(AbstractContextManager[None]):
-    """A class instead of a generator, for speed: it is entered many times in each call of a model."""
+    """One object a phase, for speed: it is entered many times in each call of a model, never twice at once."""
 
-    __slots__ = ("_device", "_on", "_start", "_times")
+    __slots__ = ("_on", "_start", "_times", "device")
 
-    def __init__(self, times: Times, on: str, device: torch.device) -> None:
-        self._times, self._on, self._device = times, on, device
+    def __init__(self, times: Times, on: str) -> None:
+        self._times, self._on, self.device = times, on, CPU
 
     def __enter__(self) -> None:
         if self._times.synchronise:
-            wait_for(self._device)
+            wait_for(self.device)
         self._times.phase = self._on
         self._start = time.perf_counter()
 
@@ -57,7 +60,7 @@ class _Phase(AbstractContextManager[None]):
         times = self._times
         times.phase = None
         if times.synchronise:
-            wait_for(self._device)
+            wait_for(self.device)
         times.seconds[self._on] += time.perf_counter() - self._start
-        if self._device != CPU:
+        if self.device != CPU:
             times.known = False
