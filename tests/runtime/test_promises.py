@@ -492,7 +492,7 @@ def test_a_span_of_one_block_equals_a_block(pipe: DiffusionPipeline) -> None:
         for where in ("block", "span"):
             tomadiff.apply(pipe, ratio=0.4, where=where, **settings)
             for hook in denoiser(pipe)._tomadiff.sites:
-                hook.span = Span(hook.index, [hook])
+                hook.span = Span(hook.index, hook.index)
             drawn.append(draw(pipe, seeds=(0, 1), size=(176, 272)))
         assert torch.equal(*drawn)
 
@@ -524,7 +524,7 @@ def test_a_cache_that_skips_blocks_finds_tokens_in_their_order() -> None:
         model.enable_cache(FirstBlockCacheConfig(threshold=1e9))  # always skip, after the first step
         if not spans:
             for hook in model._tomadiff.sites:
-                hook.span = Span(hook.index, [hook])
+                hook.span = Span(hook.index, hook.index)
         call = bare_call(model)
         with torch.no_grad(), model.cache_context("cond"):
             results += [model(**call)[0], model(**call | {"timestep": torch.tensor([0.4])})[0]]

@@ -5,7 +5,9 @@ The same generations in every run of the tests; `make fuzz` tries many others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 from fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
+from pipelines import denoiser, draw, make
 from torch import Tensor
 
 import tomadiff
@@ -117,3 +120,35 @@ def test_a_batch_whose_first_sample_was_in_a_cancelled_generation_is_a_new_one(
         expected = generate(settings, (0, 2), (0, 1), TIMES)
         generate(settings, (0, 1), (0, 1), TIMES[:1])
         assert all(map(torch.equal, generate(None, (0, 2), (0, 1), TIMES), expected)), settings
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Without Python's collector of cycles, which comes when it likes, or never on a GPU that is full."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("name", ["sdxl", "flux"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"ratio": 0.5}, {"ratio": 0.5, "where": "module"}, {"ratio": 0.5, "where": "kv"}],
+    ids=str,
+)
+def test_a_pipeline_that_tomadiff_was_on_gives_its_memory_back_at_once(
+    name: str, settings: dict[str, Any], uncollected: None
+) -> None:
+    """`del pipe; torch.cuda.empty_cache()` must make room for the next one, as without tomadiff."""
+    pipe = make(name)
+    tomadiff.apply(pipe, **settings)
+    draw(pipe, steps=2)
+    with tomadiff.merged(pipe, ratio=0.25):
+        draw(pipe, steps=2)
+    draw(pipe, steps=8)
+    tomadiff.remove(pipe)
+    model = weakref.ref(denoiser(pipe))
+    vars(model()).pop("_diffusers_hook", None)  # that of diffusers' own cache_context, which is a cycle
+    del pipe
+    assert model() is None

@@ -13,6 +13,7 @@ from .plan import (
     unit_vectors,
     unmerging_matrix,
 )
+from .precision import exact_products
 from .regions import Regions, Slots, num_kept, partition, slot_layout
 from .schedule import RefreshSchedule
 from .select import facility_location
@@ -25,6 +26,7 @@ __all__ = [
     "Slots",
     "assign",
     "destination_rows",
+    "exact_products",
     "facility_location",
     "merging_matrix",
     "num_kept",

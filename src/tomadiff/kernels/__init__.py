@@ -42,6 +42,15 @@ def usable(x: Tensor, region: int) -> bool:
     return mode == "1" or (x.is_cuda and works(x.device, x.dtype, block(region)))
 
 
+def reason(error: BaseException) -> str:
+    """An exception in one line. Compilers wrap the cause, or begin with the place and end with the cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    place_first = bool(lines) and lines[0].startswith("at ") and lines[0].endswith(":")
+    return f"{type(error).__name__}: {lines[-1 if place_first else 0]}" if lines else repr(error)
+
+
 def weighs(x: Tensor, region: int) -> bool:
     """The same for the kernel that makes a plan's matrices."""
     return region <= LARGEST_WEIGHED and usable(x, region)
@@ -66,7 +75,7 @@ def works(device: torch.device, dtype: torch.dtype, places: int) -> bool:
 
         wrong = difference(device, dtype, *example(places))
     except Exception as error:  # for example no C compiler, a dtype that the GPU lacks, or an old driver
-        wrong = f"can't run: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}"
+        wrong = f"can't run: {reason(error)}"
     if wrong is not None:
         warnings.warn(
             f"Triton kernels in {kind} on {device} {wrong}. Merging in regions of up to {places} tokens does "

@@ -11,6 +11,7 @@ from tomadiff.core import (
     Plan,
     Regions,
     assign,
+    exact_products,
     facility_location,
     merging_matrix,
     partition,
@@ -44,7 +45,7 @@ def difference(
     # "cpu", as the generator is: the user may have set another default device
     x = torch.randn(2, math.prod(grid), channels, generator=generator, device="cpu")
     x = (x + 0.5).to(device, dtype)
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), exact_products():
         plan = core_plan(x, partition(grid, kind, size, False, device))
         chosen = destinations(x, plan.regions, plan.slots)
         if not bool(((chosen >= 0) & (chosen < x.shape[1])).all()):
@@ -66,6 +67,8 @@ def difference(
                 return "merge otherwise than core"
             if not _close(unmerge(plan, 2 * merged, x, merged, repeats), whole):
                 return "unmerge otherwise than core"
+            if not _close(unmerge(plan, merged, repeats=repeats), plan.unmerge(merged)):
+                return "unmerge values otherwise than core"
     return None
 
 

@@ -382,9 +382,9 @@ def _timed(session: Session, times: Times, cut: bool) -> Iterator[_Watch]:
     try:
         for hook in session.sites:
             module, group = hook.bound.module, group_of(hook)
-            if cut or hook is hook.span.sites[0]:
+            if cut or hook.index == hook.span.number:
                 handles.append(module.register_forward_pre_hook(watch.start, with_kwargs=True))
-            if cut or hook is hook.span.sites[-1]:
+            if cut or hook.index == hook.span.last:
                 handles.append(module.register_forward_hook(lambda *_, group=group: watch.stop(group)))
         yield watch
     finally:

@@ -84,7 +84,7 @@ class Surroundings:
                 places += [(block._modules, site.path), (vars(block), "_compiled_call_impl")]
         attentions = [attention for hook in self._hooks for attention in hook.attentions]
         for attention in attentions:
-            # a processor that is a module is among the modules; one of the other kind takes it away from there
+            # where a processor is a module, one of the other kind takes it away from there, and vice versa
             there = attention._modules if "processor" in attention._modules else vars(attention)
             places += [(there, "processor"), (attention._modules, "to_q")]
         queries = [attention._modules.get("to_q") for attention in attentions]
@@ -108,9 +108,9 @@ def _act_between_blocks(model: nn.Module, hooks: list[SiteHook]) -> bool:
 
 def _has_hooks_inside_its_span(hook: SiteHook) -> bool:
     """Whether a PyTorch hook runs between a site and its neighbours in the span."""
-    module, sites = hook.bound.module, hook.span.sites
+    module, span = hook.bound.module, hook.span
     before, behind = bool(module._forward_pre_hooks), bool(module._forward_hooks)
-    return (before and hook is not sites[0]) or (behind and hook is not sites[-1])
+    return (before and hook.index != span.number) or (behind and hook.index != span.last)
 
 
 def check_model(model: nn.Module, hooks: list[SiteHook]) -> None:

@@ -37,18 +37,22 @@ ATTENTION_KWARGS = ("cross_attention_kwargs", "joint_attention_kwargs")  # dicts
 
 @dataclass
 class Span:
-    """Consecutive sites of which the first merges and the last unmerges."""
+    """Consecutive sites of which the first merges and the last unmerges.
 
-    number: int
-    sites: list[SiteHook]
+    By their indices: with references to each other, sites would keep their modules until Python collects
+    cycles, long after `remove`.
+    """
+
+    number: int  # the first site
+    last: int
 
 
 def join_spans(hooks: list[SiteHook]) -> None:
     """Join blocks of the same module list into one span."""
     spans: dict[str, Span] = {}
     for hook in hooks:
-        hook.span = spans.setdefault(hook.bound.list_name, Span(hook.index, []))
-        hook.span.sites.append(hook)
+        hook.span = spans.setdefault(hook.bound.list_name, Span(hook.index, hook.index))
+        hook.span.last = hook.index
 
 
 @dataclass(slots=True)
@@ -99,12 +103,11 @@ class SiteCalls:
 class SiteHook(ModelHook):
     """Merge, run, unmerge: around a submodule, a block, or with its neighbours around a span of blocks."""
 
-    def __init__(
-        self, session: Session, bound: BoundSite, index: int, config: ResolvedConfig | None = None
-    ) -> None:
+    session: Session  # while the hook is on its module
+
+    def __init__(self, config: ResolvedConfig, bound: BoundSite, index: int) -> None:
         super().__init__()
-        self.config = config or session.config  # sites that the session adds by itself have their own
-        self.session, self.bound, self.site, self.index = session, bound, bound.site, index
+        self.config, self.bound, self.site, self.index = config, bound, bound.site, index
         if not self.site.path and compile.by_others(bound.module):
             raise ConfigError(
                 f"{bound.name} is compiled already, and merging has to be around what is compiled: "
@@ -118,7 +121,7 @@ class SiteHook(ModelHook):
         self.masks = ("ip_adapter_masks", *filter(None, [self.site.mask]))
         self.replaces = bool(self.per_token or self.site.first_frame or self._weighs_keys)
         self.planner = Planner(self.config, bound)
-        self.span = Span(index, [self])
+        self.span = Span(index, index)
         self.attentions = [module for module in bound.module.modules() if hasattr(module, "processor")]
         self.projections: set[nn.Module] = set()  # projections whose input is replaced by merged tokens
         self.undo: Snapshot | None = None  # set while this hook is being added or removed
@@ -129,8 +132,8 @@ class SiteHook(ModelHook):
 
     # -- adding the hook to its module, and removing it ----------------------------------------------------
 
-    def register(self) -> None:
-        module = self.bound.module
+    def register(self, session: Session) -> None:
+        module, self.session = self.bound.module, session
         self.undo = Snapshot(module)
         HookRegistry.check_if_exists_or_initialize(module).register_hook(self, HOOK)
         self.forward = self.fn_ref.forward
@@ -165,6 +168,7 @@ class SiteHook(ModelHook):
             self.undo = None
         module, registry = self.bound.module, getattr(self.bound.module, "_diffusers_hook", None)
         if registry is None or registry.hooks.get(HOOK) is not self:
+            self._let_go()
             return
         self._restore_hook_order()
         self.undo = Snapshot(module)
@@ -181,6 +185,12 @@ class SiteHook(ModelHook):
         if not self.site.path:
             self.compiler.give_back(module)
         self.undo = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop what leads back to this hook: with cycles, models would stay in memory after `remove`."""
+        for name in ("session", "fn_ref", "forward"):
+            self.__dict__.pop(name, None)
 
     def _restore_hook_order(self) -> None:
         """When diffusers removes a hook inside ours, it rewires `fn_ref.forward` past ours: undo that."""
@@ -206,7 +216,7 @@ class SiteHook(ModelHook):
             return SiteTask(tokens=tokens)
         site, planner = self.site, self.planner
         grid = planner.grid(layout, tokens)
-        head, tail = cut or self is self.span.sites[0], cut or self is self.span.sites[-1]
+        head, tail = cut or self.index == self.span.number, cut or self.index == self.span.last
         return SiteTask(
             merged=True,
             head=head,
@@ -392,7 +402,7 @@ class SiteHook(ModelHook):
         call, sequence = self.session.call, (dict(zip(parameters, args)) | kwargs).get(whole.tokens or "")
         if sequence is None:
             raise ConfigError(
-                f"method={self.session.config.method!r} matches the tokens that go into a block, which those "
+                f"method={self.config.method!r} matches the tokens that go into a block, which those "
                 f'of {type(block).__name__} have in another order: use method="toma"'
             )
         if call is not None and call.layout.finest:  # otherwise nothing is merged in this call

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,7 +64,7 @@ class LongKeys:
     """The sites in long sequences of one model, and what was found about them."""
 
     def __init__(self, session: Session, shown: Shown) -> None:
-        self.session, self.shown = session, shown
+        self._session, self.shown = weakref.ref(session), shown  # weakly, since the session holds this
         self.config = Config(ratio=RATIO, where="kv", weigh_keys=True).resolve(session.family)
         self.hooks: list[SiteHook] = []
         self.answers: dict[str, autotune.Answer] = {}  # by name of their files
@@ -73,6 +74,12 @@ class LongKeys:
         self._surroundings = Surroundings(session.model, self.hooks)
         self._checked = 0  # version of the surroundings in which nothing was in the way
         self._trial: KeysTrial | None = None
+
+    @property
+    def session(self) -> Session:
+        session = self._session()
+        assert session is not None
+        return session
 
     def tasks(
         self, arguments: dict[str, Any], generation: Generation
@@ -169,11 +176,11 @@ class LongKeys:
         if not new:
             return
         first = len(session.hooks)
-        hooks = [SiteHook(session, bound, first + n, self.config) for n, bound in enumerate(new)]
+        hooks = [SiteHook(self.config, bound, first + n) for n, bound in enumerate(new)]
         try:
             session.hooks = [*session.hooks, *hooks]  # first, so that `remove` finds them after an interrupt
             for hook in hooks:
-                hook.register()
+                hook.register(session)
             self.hooks = session.hooks[len(session.sites) :]
         except BaseException:
             self._take_hooks_off()

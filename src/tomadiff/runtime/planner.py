@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from tomadiff.config import ResolvedConfig
-from tomadiff.core import MergePlan
+from tomadiff.core import MergePlan, exact_products
 from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.methods import METHODS
 from tomadiff.models import Call
@@ -57,7 +55,7 @@ class Planner:
             with torch.no_grad():
                 with call.times.spent("plan", tokens.device):
                     features = self._features(inputs, tokens, prefix, suffix)
-                with call.times.overhead("plan", tokens.device), _exact_products():
+                with call.times.overhead("plan", tokens.device), exact_products():
                     plan = self.method.plan(
                         features,
                         grid,
@@ -118,23 +116,3 @@ class Planner:
                 f"{' x '.join(map(str, grid))}: give one size for each, or a single number"
             )
         return grid
-
-
-@contextlib.contextmanager
-def _exact_products() -> Iterator[None]:
-    """Switch TF32 off, even if the user has it on: near cosine 1 it can't tell similar tokens apart."""
-    # torch.get_float32_matmul_precision() raises an error if TF32 was switched on by these newer attributes
-    products = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
-    asked = [product.fp32_precision for product in products]
-    if not {"tf32", "bf16"} & {*asked}:
-        yield
-        return
-    for product in products:
-        product.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        for product, precision in zip(products, asked):
-            product.fp32_precision = "none"  # as torch.backends.fp32_precision says, which may be all it was
-            if product.fp32_precision != precision:
-                product.fp32_precision = precision

@@ -92,7 +92,7 @@ def detach(session: Session) -> None:
 
 def _add_hooks(session: Session) -> None:
     for hook in session.hooks:
-        hook.register()
+        hook.register(session)
     session.watch_block_inputs()
     watch_controlnet(session.pipeline)
     # hooks hold references to their modules, so a copy has to be made without them

@@ -245,7 +245,7 @@ class Session:
         try:
             family = self.family or family_of(self.model)  # raises an error that says why there is none
             found = find(self.model, family, self.config)
-            self.sites = [SiteHook(self, bound, index) for index, bound in enumerate(found)]
+            self.sites = [SiteHook(self.config, bound, index) for index, bound in enumerate(found)]
         except (ConfigError, UnsupportedModelError) as error:
             # raise if merging was requested, or if nothing else is possible: a bare model can't be forecast
             if not self.config.merges_as_fallback or self.clock.pipeline is None:

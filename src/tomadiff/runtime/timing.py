@@ -43,7 +43,7 @@ class Times:
 
 
 class _Phase(AbstractContextManager[None]):
-    """One object a phase, for speed: it is entered many times in each call of a model, never twice at once."""
+    """One object a phase, for speed: it is entered many times in a call of a model, never twice at once."""
 
     __slots__ = ("_on", "_start", "_times", "device")
 

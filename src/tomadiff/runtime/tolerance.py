@@ -8,6 +8,7 @@ the dense one counts, and nothing is merged at this size from then on.
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,8 +36,14 @@ class Tolerance:
     """The errors that merging made in the first call of each size of one model."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self._owner = weakref.ref(session)  # weakly, since the session holds this
         self._errors: dict[Layout, float] = {}
+
+    @property
+    def _session(self) -> Session:
+        session = self._owner()
+        assert session is not None
+        return session
 
     @torch.compiler.disable
     def is_unknown(self, call: ModelCall) -> bool:
