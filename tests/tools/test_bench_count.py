@@ -17,10 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tomadiff.config import Config
 from tomadiff.core import facility_location, partition
+from tomadiff.methods import PlanSettings
 from tomadiff.models import family_of
 from tomadiff.runtime.registration import attach, detach, session_of
 from tomadiff.runtime.session import Session
-from tomadiff.tools.bench import models
+from tomadiff.tools.bench import kernel_counts, models
 from tomadiff.tools.bench.count import _KNOWN, Counter, Counts, Cycle, Op, count, patch_for_counting
 from tomadiff.tools.bench.expect import Generation
 from tomadiff.tools.bench.roofline import DEVICES, Device, cpu_device, fused, seconds, whole_waves
@@ -47,10 +48,10 @@ def skeleton(name: str) -> tuple[nn.Module, Callable[[int], Any]]:
     return twin, lambda step: twin(**{**call, "timestep": table[step].expand(1)})
 
 
-def patched(model: nn.Module, **settings: Any) -> Session:
+def patched(model: nn.Module, kernels: bool = False, **settings: Any) -> Session:
     family = family_of(model)
     grid = (16, 16) if family.name == "unet" else (8, 8)
-    return patch_for_counting(model, family, Config(**settings), grid)
+    return patch_for_counting(model, family, Config(**settings), grid, kernels)
 
 
 @functools.cache
@@ -221,6 +222,44 @@ def test_operations_that_are_known_already_are_counted_alike() -> None:
     assert _KNOWN
 
 
+@pytest.mark.parametrize("unmerge", ["regression", "transpose"])
+def test_kernels_are_counted_as_they_are_launched(unmerge: str) -> None:
+    """tests/kernels/test_kernels.py has the launches themselves."""
+    own = {"refresh_destinations": 2, "refresh_weights": 1, "unmerge": unmerge}
+    core, kernels = counted("flux", **own), counted("flux", kernels=True, **own)
+    for step, names in ((kernels.planning, {"destinations", "weights"}), (kernels.steps[1], {"weights"})):
+        planned = {op.name for op in step.ops if op.phase == "plan"}
+        assert planned & {"destinations", "weights"} == names
+        assert not planned & {"bmm", "baddbmm", "softmax", "argmax"}, "core does nothing of it"
+    spans = [op.name for op in core.planning.ops if op.phase == "merge"].count("bmm")
+    for phase in ("merge", "unmerge"):
+        ours = [op for op in kernels.planning.ops if op.phase == phase and op.name == "mix"]
+        assert len(ours) == spans
+        assert sum(op.flops for op in ours) == core.planning.of(phase).flops
+    assert kernels.per_step.model == core.per_step.model
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"unmerge": "pinv"}, {"destinations", "mix"}),
+        ({"assign": "global"}, {"destinations", "mix"}),  # 64 tokens
+        ({"method": "tome"}, set()),
+        ({"method": "ideal"}, set()),
+    ],
+    ids=str,
+)
+def test_only_what_kernels_do_is_counted_as_theirs(settings: dict[str, Any], names: set[str]) -> None:
+    step = counted("flux", kernels=True, **settings).planning
+    assert {op.name for op in step.ops} & {"destinations", "weights", "mix"} == names
+
+
+def test_regions_too_large_for_kernels_are_counted_as_cores() -> None:
+    x, settings = meta(1, 1024, 8), PlanSettings(regions="global")
+    names = {op.name for op in ops(lambda: kernel_counts.plan(x, (32, 32), 0.5, settings).merge(x))}
+    assert "bmm" in names and not names & {"destinations", "weights", "mix"}
+
+
 def test_steps_that_do_not_run_are_left_out() -> None:
     assert counted("flux", ratio=0.5, interval=2) == counted("flux")
 
@@ -254,6 +293,11 @@ def test_small_kernels_cost_their_launches() -> None:
     assert seconds(calls(*[product(1, 1)] * 50), GPU) == pytest.approx(50 * 10e-6)
     graph = dataclasses.replace(GPU, launch_us=0)
     assert seconds(calls(*[product(1, 1)] * 50), graph) == pytest.approx(50 * 2e-6)
+
+
+def test_rounds_inside_a_kernel_wait_for_each_other() -> None:
+    looping = product(10**12)._replace(rounds=40)
+    assert seconds(calls(looping), GPU) == pytest.approx(1 / (100 * GPU.matmul) + 40 * GPU.round_us * 1e-6)
 
 
 def test_large_kernels_cost_their_arithmetic_or_their_traffic() -> None:

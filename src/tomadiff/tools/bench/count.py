@@ -48,6 +48,7 @@ class Op(NamedTuple):
     dtype: torch.dtype  # of the output
     # batch, rows and columns of what a matrix product, a convolution or attention computes
     product: tuple[int, int, int] | None = None
+    rounds: int = 0  # of a loop inside the kernel, each of which waits for the one before
 
 
 class Total(NamedTuple):
@@ -139,12 +140,14 @@ class Counter(TorchDispatchMode):
         self._fused = _Fused(self)
 
     def __enter__(self) -> Counter:
+        _counters.append(self)
         self._fused.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._fused.__exit__(*error)
+        _counters.remove(self)
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -184,8 +187,26 @@ class Counter(TorchDispatchMode):
     def note(
         self, name: str, flops: int, moved: int, output: Any, product: tuple[int, int, int] | None = None
     ) -> None:
-        dtype = _tensors(output)[0].dtype
-        self.ops.append(Op(name, self._phase() or "model", flops, moved, dtype, product))
+        self.add(name, flops, moved, _tensors(output)[0].dtype, product)
+
+    def add(self, name: str, *about: Any) -> None:
+        self.ops.append(Op(name, self._phase() or "model", *about))
+
+
+_counters: list[Counter] = []  # those that are counting
+
+
+def note_kernel(
+    name: str,
+    flops: int,
+    moved: int,
+    dtype: torch.dtype,
+    product: tuple[int, int, int],
+    rounds: int = 0,
+) -> None:
+    """Count a launch of a kernel that isn't PyTorch's; the arguments are the fields of `Op`."""
+    for counter in _counters:
+        counter.add(name, flops, moved, dtype, product, rounds)
 
 
 class _Fused(TorchFunctionMode):
@@ -267,10 +288,13 @@ class MetaTimes(Times):
     overhead = Times.spent
 
 
-def patch_for_counting(model: nn.Module, family: Family, config: Config, grid: tuple[int, ...]) -> Session:
+def patch_for_counting(
+    model: nn.Module, family: Family, config: Config, grid: tuple[int, ...], kernels: bool = False
+) -> Session:
     """A session with a fixed grid: families may read it from tensor values, which the meta device lacks.
 
-    It has no forecast steps: their cost is known, and their number depends on the generation.
+    It has no forecast steps: their cost is known, and their number depends on the generation. kernels: count
+    the Triton kernels, as they are used on CUDA, instead of the operations of core.
     """
     family = dataclasses.replace(
         family, grid=lambda model, *sources: grid, reference_tokens=lambda model, *sources: (0, 0)
@@ -278,6 +302,11 @@ def patch_for_counting(model: nn.Module, family: Family, config: Config, grid: t
     config = dataclasses.replace(config, interval=1)
     patch = Session(model, family, config)
     patch.times = MetaTimes()
+    if kernels:
+        from .kernel_counts import by_kernels
+
+        for hook in patch.sites:
+            hook.planner.method = by_kernels(hook.planner.method)
     return patch
 
 

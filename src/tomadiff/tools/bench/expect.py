@@ -36,8 +36,8 @@ from .step import Step
 Counted = dict[tuple[str, float], Counts]  # an average step, by method and ratio
 
 
-def count_all(step: Step, size: tuple[int, int], todo: Sequence[tuple[str, float]]) -> Counted:
-    """Count every method, averaged over the steps for which it reuses its plans."""
+def count_all(step: Step, size: tuple[int, int], todo: Sequence[tuple[str, float]], kernels: bool) -> Counted:
+    """Count every method, averaged over the steps for which it reuses its plans; with or without kernels."""
     bones, family = skeleton(step.model), family_of(step.model)
     call, grid = step.on(bones), _grid(step, family, size)
     found: Counted = {(DENSE, 0.0): count(call).per_step}
@@ -49,7 +49,7 @@ def count_all(step: Step, size: tuple[int, int], todo: Sequence[tuple[str, float
         if entry.patch and entry.patch.config.auto:
             continue  # auto decides by measuring, which the meta device can't
         if entry.patch:
-            patch = patch_for_counting(bones, family, entry.patch.asked, grid)
+            patch = patch_for_counting(bones, family, entry.patch.asked, grid, kernels)
             found[method, ratio] = count(call, patch).per_step
         else:
             with entry.use():

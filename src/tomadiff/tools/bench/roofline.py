@@ -54,6 +54,7 @@ class Device:
     hook_us: float = 15.0
     forecast_us: float = 200.0  # host time of a step that does not run
     kernel_us: float = 2.0  # minimum time of a kernel on the device
+    round_us: float = 0.5  # of a loop in a kernel in which all threads of a program wait for each other
 
     def bounds(self) -> tuple[Device, Device]:
         """A slow device with a fast host, which favours merging, and a fast device with a slow host."""
@@ -121,7 +122,8 @@ def kernel_seconds(op: Op, device: Device) -> float:
     if device.multiprocessors and op.product:
         arithmetic *= whole_waves(op, device.multiprocessors)
     traffic = op.bytes / (device.bandwidth * 1e9 * device.memory)
-    return max(arithmetic, traffic, device.kernel_us * 1e-6)
+    waiting = op.rounds * device.round_us * 1e-6
+    return max(arithmetic + waiting, traffic, device.kernel_us * 1e-6)
 
 
 def whole_waves(op: Op, multiprocessors: int) -> float:

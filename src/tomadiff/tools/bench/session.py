@@ -89,7 +89,7 @@ def run_expect(args: argparse.Namespace) -> int:
     guided = "the pipeline's own guidance" if args.guidance is None else f"guidance {args.guidance:g}"
     for size in args.size or [ARCHITECTURES[args.model].size]:
         step = capture(pipe, models.arguments(pipe, size, args.batch, args.guidance))
-        counted = expect.count_all(step, size, todo)
+        counted = expect.count_all(step, size, todo, kernels=True)
         predicted = expect.generations(pipe, counted, todo, args.steps)
         for method, ratio in todo:
             if label(method, ratio) not in predicted:
@@ -157,7 +157,7 @@ def measure_size(
     arguments = models.arguments(pipe, size, args.batch, guidance)
     step = capture(pipe, arguments)
     if not args.no_count:
-        counts = expect.count_all(step, size, todo)
+        counts = expect.count_all(step, size, todo, kernels=torch.device(args.device).type == "cuda")
         # the roofline model can be checked on the CPU, whose peaks can be measured
         device = cpu_device() if (args.device, args.dtype, whole) == ("cpu", "fp32", False) else None
         record.counts = [row for row in record.counts if row["size"] != size]
