@@ -9,7 +9,7 @@ import contextlib
 import io
 import re
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from unittest import mock
 
@@ -21,12 +21,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import mangle_type
 
+from tomadiff import kernels
 from tomadiff.core import Plan, partition, slot_layout
-from tomadiff.kernels.launch import Launch
+from tomadiff.kernels import select
+from tomadiff.kernels.launch import Launch, repeats_of
 from tomadiff.kernels.merge import merge_launch, unmerge_launch
 from tomadiff.kernels.plan import Fused
-from tomadiff.kernels.select import destinations, destinations_launch
+from tomadiff.kernels.select import destinations_launch
 from tomadiff.kernels.weights import weights, weights_launch
+from tomadiff.methods import PlanSettings, toma
 
 CPU = torch.device("cpu")
 KERNELS = ("destinations", "weights", "merge", "unmerge")
@@ -107,15 +110,34 @@ class Nothing:
         return lambda *values: None
 
 
+@contextlib.contextmanager
+def launching_nothing() -> Iterator[None]:
+    """On the CPU, take the way of tensors on CUDA, up to the driver: results are whatever memory holds."""
+    choose = select.destinations
+    repeats_of.cache_clear()
+    with (
+        mock.patch.object(Launch, "run", lambda launch: Nothing()),
+        mock.patch.object(torch.cuda, "current_device", lambda: None),  # as of tensors on the CPU
+        mock.patch.object(kernels, "works", lambda device, dtype, places: True),
+        mock.patch.object(Tensor, "is_cuda", True),
+        mock.patch.object(select, "destinations", lambda *given: choose(*given).zero_()),
+    ):
+        yield
+    repeats_of.cache_clear()
+
+
 def host_microseconds() -> dict[str, float]:
-    """Host time of each kernel's launch when it is repeated, without the driver's own."""
+    """Host time of each kernel's launch when it is repeated, without the driver's own, and of new weights."""
     plan, x, y = tensors((64, 64), 8, 640, torch.float16)
-    fused, layout = Fused(plan), (plan.regions, plan.slots)
-    nothing = mock.patch.object(Launch, "run", lambda launch: Nothing())
-    with nothing, mock.patch.object(torch.cuda, "current_device", lambda: None):  # as of tensors on the CPU
+    fused, layout, settings = Fused(plan), (plan.regions, plan.slots), PlanSettings(unmerge="regression")
+    choose = select.destinations
+    with launching_nothing():
         calls = {
-            "destinations": lambda: destinations(x, *layout),
+            "destinations": lambda: choose(x, *layout),
             "weights": lambda: weights(x, *layout, plan.destinations, 1000.0, True),
+            "a plan with new weights": lambda: toma.plan(
+                x, (64, 64), 0.5, settings, destinations=plan.destinations
+            ),
             "merge": lambda: fused.merge(x),
             "unmerge": lambda: fused.unmerge(y, x, y),
         }
@@ -131,7 +153,7 @@ def main() -> None:
     print("\nregisters of a thread / KB of shared memory / bytes spilled\n")
     print(f"| kernel | threads | {' | '.join(f'sm_{capability}' for capability in SHARED)} |")
     print("|---|--:" + "|--:" * len(SHARED) + "|")
-    for title, kernels, *case in (
+    for title, names, *case in (
         ("64 tokens, fp16", KERNELS, (64, 64), 8, 640, torch.float16),
         ("ragged tiles, fp16", KERNELS, (60, 107), 8, 640, torch.float16),
         ("64 tokens, bf16", KERNELS, (64, 64), 8, 3072, torch.bfloat16),
@@ -139,7 +161,7 @@ def main() -> None:
         ("128 tokens, fp16", KERNELS[:2], (64, 64), (8, 16), 640, torch.float16),
         ("256 tokens, fp16", KERNELS[:1], (64, 64), 16, 640, torch.float16),
     ):
-        for kernel in kernels:
+        for kernel in names:
             launch = launches(*case)[kernel]
             made = [compile_for(capability, launch) for capability in SHARED]
             cells = [f"{one.registers} / {one.shared / 1024:.0f} / {one.spilled}" for one in made]

@@ -66,6 +66,8 @@ class Plan:
 
     def cast(self, dtype: torch.dtype) -> Plan:
         """The plan with its matrices in the dtype of the tokens, which may differ from the features'."""
+        if self.merging.dtype == dtype:
+            return self
         return replace(self, merging=self.merging.to(dtype), unmerging=self.unmerging.to(dtype))
 
     def owners(self) -> Tensor:

@@ -51,11 +51,6 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1 if place_first else 0]}" if lines else repr(error)
 
 
-def weighs(x: Tensor, region: int) -> bool:
-    """The same for the kernel that makes a plan's matrices."""
-    return region <= LARGEST_WEIGHED and usable(x, region)
-
-
 def block(size: int) -> int:
     """The block size for this many elements: a power of two, at least 16 as tensor cores require."""
     return max(16, 1 << (size - 1).bit_length())

@@ -43,7 +43,8 @@ class Fused:
         return unmerge(self.plan, y, onto, merged, self.repeats)
 
     def cast(self, dtype: torch.dtype) -> Fused:
-        return Fused(self.plan.cast(dtype))
+        plan = self.plan.cast(dtype)
+        return self if plan is self.plan else Fused(plan)
 
     def owners(self) -> Tensor:
         return self.plan.owners()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -43,70 +42,56 @@ def plan(
     """A plan for features [B, N, C] on a grid of tokens; given `destinations` [B, K], only new weights."""
     regions = partition(grid, settings.regions, settings.region_size, shifted, features.device)
     slots = slot_layout(regions.lengths, ratio, features.device)
-
-    @functools.cache
-    def split(regions: Regions) -> Tensor:
-        """Unit vectors in region order, [B * R, n, C]. Kernels do without."""
-        return regions.split(regions.arrange(unit_vectors(features)))
+    if not kernels.usable(features, regions.size):
+        return core_plan(features, regions, slots, settings, destinations)
+    # these modules bring Triton
+    from tomadiff.kernels import select
+    from tomadiff.kernels.plan import Fused
+    from tomadiff.kernels.weights import weights
 
     if destinations is None:
-        destinations = _choose(features, split, regions, slots)
-    if settings.assign == "global":
-        regions = partition(grid, "global", settings.region_size, False, features.device)
-        slots = Slots(regions=1, kept=destinations.shape[1], size=destinations.shape[1])
-    plan = Plan(
-        regions, slots, destinations, *_weights(features, split, regions, slots, destinations, settings)
-    )
-    if not kernels.usable(features, regions.size):
-        return plan
-    from tomadiff.kernels.plan import Fused  # brings Triton
+        destinations = select.destinations(features, regions, slots)
+    if settings.assign == "global" or settings.unmerge == "pinv" or regions.size > kernels.LARGEST_WEIGHED:
+        plan = core_plan(features, regions, slots, settings, destinations)
+        return Fused(plan) if kernels.usable(features, plan.regions.size) else plan
+    regression = settings.unmerge == "regression"
+    matrices = weights(features, regions, slots, destinations, settings.scale, regression)
+    return Fused(Plan(regions, slots, destinations, *matrices))
 
-    return Fused(plan)
+
+def core_plan(
+    features: Tensor,
+    regions: Regions,
+    slots: Slots,
+    settings: PlanSettings,
+    destinations: Tensor | None = None,
+) -> Plan:
+    """The same by core alone; destinations are chosen in `regions`."""
+    unit = unit_vectors(features)
+    split = regions.split(regions.arrange(unit))
+    if destinations is None:
+        picks = facility_location(similarity(split), slots.size, _each(regions.real, split))
+        destinations = slots.pack(regions.tokens_at(picks))
+    if settings.assign == "global":
+        regions = partition((regions.tokens,), "global", settings.region_size, False, features.device)
+        slots = Slots(regions=1, kept=destinations.shape[1], size=destinations.shape[1])
+        split = unit
+    real_tokens, real_slots = _each(regions.real, split), _each(slots.real, split)
+    picks = regions.places_of(slots.unpack(destinations))
+    assignment = assign(split, picks, settings.scale, real_tokens, real_slots)
+    merging = merging_matrix(assignment)
+    if settings.unmerge == "regression":
+        unmerging = regression_matrix(split, merging, real_slots)
+    else:
+        unmerging = unmerging_matrix(assignment, merging, settings.unmerge)
+    return Plan(
+        regions, slots, destinations, assignment, merging.to(features.dtype), unmerging.to(features.dtype)
+    )
 
 
 def length(grid: tuple[int, ...], ratio: float, settings: PlanSettings) -> int:
     regions = partition(grid, settings.regions, settings.region_size, False, torch.device("cpu"))
     return sum(num_kept(tokens, ratio) for tokens in regions.lengths)
-
-
-Split = Callable[[Regions], Tensor]
-
-
-def _choose(features: Tensor, split: Split, regions: Regions, slots: Slots) -> Tensor:
-    """[B, K] destinations, by facility location in each region."""
-    if kernels.usable(features, regions.size):
-        from tomadiff.kernels.select import destinations  # brings Triton
-
-        return destinations(features, regions, slots)
-    unit = split(regions)
-    picks = facility_location(similarity(unit), slots.size, _each(regions.real, unit))
-    return slots.pack(regions.tokens_at(picks))
-
-
-def _weights(
-    features: Tensor,
-    split: Split,
-    regions: Regions,
-    slots: Slots,
-    destinations: Tensor,
-    settings: PlanSettings,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The assignment, merging and unmerging matrices."""
-    regression = settings.unmerge == "regression"
-    if settings.unmerge != "pinv" and kernels.weighs(features, regions.size):
-        from tomadiff.kernels.weights import weights  # brings Triton
-
-        return weights(features, regions, slots, destinations, settings.scale, regression)
-    unit = split(regions)
-    real_tokens, real_slots = _each(regions.real, unit), _each(slots.real, unit)
-    picks = regions.places_of(slots.unpack(destinations))
-    assignment = assign(unit, picks, settings.scale, real_tokens, real_slots)
-    merging = merging_matrix(assignment)
-    if regression:
-        unmerging = regression_matrix(unit, merging, real_slots)
-    else:
-        unmerging = unmerging_matrix(assignment, merging, settings.unmerge)
-    return assignment, merging.to(features.dtype), unmerging.to(features.dtype)
 
 
 def _each(mask: Tensor | None, split: Tensor) -> Tensor | None:
