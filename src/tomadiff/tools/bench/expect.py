@@ -131,7 +131,7 @@ def table(
             ]
             if name == DENSE:
                 low, high = sorted(taken for taken, _ in guesses)
-                cells.append(f"{low:.2g} to {high:.2g}")
+                cells.append(f"{float(f'{low:.2g}'):g} to {float(f'{high:.2g}'):g}")
             else:
                 low, high = sorted(1 - taken / dense for taken, dense in guesses)
                 cells.append(_range(round(100 * low), round(100 * high)))
