@@ -37,7 +37,7 @@ class Clock:
 
     def tick(self, timestep: Tensor | float | None, sample: Any = None) -> None:
         """Register one call of the model; `sample` is its noisy image. Without a timestep, each is a step."""
-        self.scheduler = scheduler = getattr(self._pipeline(), "scheduler", self.scheduler)
+        self.scheduler = scheduler = getattr(self.current_pipeline(), "scheduler", self.scheduler)
         table = getattr(scheduler, "timesteps", None)
         before = self._time
         if timestep is None:
@@ -81,8 +81,8 @@ class Clock:
         # A base model may leave the last steps to a refiner (`denoising_end`), and some tables have a final
         # timestep that is not a step. In other cases `num_timesteps` is not reliable: it may still be the
         # number from an earlier generation.
-        counted = getattr(self._pipeline(), "num_timesteps", steps)
-        ends = getattr(self._pipeline(), "denoising_end", None) is not None
+        counted = getattr(self.current_pipeline(), "num_timesteps", steps)
+        ends = getattr(self.current_pipeline(), "denoising_end", None) is not None
         return min(steps, counted) if ends or counted == steps - 1 else steps
 
     def skipped(self) -> int:
@@ -95,7 +95,8 @@ class Clock:
             index = getattr(scheduler, "begin_index", None)
         return index or 0
 
-    def _pipeline(self) -> Any:
+    def current_pipeline(self) -> Any:
+        """The pipeline that was given; None for a bare model, or once the pipeline is gone."""
         return self.pipeline and self.pipeline()
 
 

@@ -128,7 +128,7 @@ class Session:
     @property
     def pipeline(self) -> Any:
         """The pipeline that was given to `apply`; None for a bare model, or once the pipeline is gone."""
-        return self.clock.pipeline and self.clock.pipeline()
+        return self.clock.current_pipeline()
 
     @property
     def is_compiled(self) -> bool:
