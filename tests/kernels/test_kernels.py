@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import warnings
 from typing import Any
@@ -18,8 +19,9 @@ from tomadiff.methods import PlanSettings, toma
 pytest.importorskip("triton", reason="Triton is not installed: there is none for this platform")
 
 from kernel_resources import SHARED, Compiled, compile_for, launches
+from triton.compiler.errors import CompilationError
 
-from tomadiff.kernels import merge
+from tomadiff.kernels import merge, probe
 from tomadiff.kernels.launch import Launch, repeats_of
 from tomadiff.kernels.launch import run as run_launch
 
@@ -147,6 +149,20 @@ def test_kernels_that_cant_run_are_told_once_and_done_without() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not kernels.works(device, torch.float16, 64)
+
+
+def test_the_warning_says_what_triton_could_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is the last line of what it says, after the place and the source."""
+    source = "def _mix(weights, x):\n    return tl.dot(weights, x)"
+    call = ast.parse(source).body[0].body[0].value
+
+    def fail(*_: Any) -> None:
+        raise CompilationError(source, call, "Unsupported lhs dtype bf16")
+
+    monkeypatch.setattr(probe, "difference", fail)
+    device = torch.device("cuda", 98)  # nobody has it
+    with pytest.warns(UserWarning, match="can't run: CompilationError: Unsupported lhs dtype bf16. Merging"):
+        assert not kernels.works(device, torch.bfloat16, 64)
 
 
 # -- launches that are repeated ----------------------------------------------------------------------------
