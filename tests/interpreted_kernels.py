@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from pipelines import denoiser, draw, make, text
 from runtime import test_operators as operators
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 import tomadiff
 from tomadiff import core, kernels
@@ -354,6 +357,46 @@ def test_the_probe_minds_no_default_device() -> None:
     partition.cache_clear(), slot_layout.cache_clear()
     with torch.device("meta"), Strict():
         assert probe.difference(DEVICE, torch.float32) is None
+
+
+def test_the_probe_minds_no_autocast() -> None:
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        assert probe.difference(DEVICE, torch.float32) is None
+
+
+class TensorCores(TorchDispatchMode):
+    """As on CUDA: where TF32 is switched on, products are of inputs with 10 bits after the point."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in PRODUCTS and torch.backends.cuda.matmul.fp32_precision == "tf32":
+            args = tree_map_only(Tensor, _rounded, args)
+        return func(*args, **(kwargs or {}))
+
+
+PRODUCTS = (torch.ops.aten.bmm, torch.ops.aten.baddbmm)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    if x.dtype != torch.float32:
+        return x
+    bits = x.contiguous().view(torch.int32)
+    return ((bits + (1 << 12)) >> 13 << 13).view(torch.float32)
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    """Switched on, as users do."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    with TensorCores():
+        yield
+    torch.backends.cuda.matmul.fp32_precision = "none"
+
+
+def test_the_probe_minds_no_tf32(tf32: None) -> None:
+    """By which core's results would be worse than the kernels', and differ from them."""
+    x = features(0, 1, 8, 8)
+    assert (torch.bmm(x, x) - torch.bmm(x.double(), x.double())).abs().max() > 1e-4
+    assert probe.difference(DEVICE, torch.float32) is None
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +22,10 @@ from tomadiff.methods import PlanSettings, toma
 pytest.importorskip("triton", reason="Triton is not installed: there is none for this platform")
 
 from kernel_resources import SHARED, Compiled, compile_for, launches
+from triton.compiler.errors import CompilationError
 
-from tomadiff.kernels import merge
-from tomadiff.kernels.launch import Launch, repeats_of
+from tomadiff.kernels import merge, probe
+from tomadiff.kernels.launch import Launch, Repeat, repeats_of
 from tomadiff.kernels.launch import run as run_launch
 
 CPU = torch.device("cpu")
@@ -38,8 +43,8 @@ def assert_fits(made: Compiled, capability: int) -> None:
 
 
 COMPILED = [(dtype, capability) for dtype in (torch.float16, torch.float32) for capability in SHARED]
-# without tensor cores that take it, the first with little shared memory, and the newest
-COMPILED += [(torch.bfloat16, capability) for capability in (75, 86, 120)]
+# two without tensor cores that take it, the first with little shared memory, and the newest
+COMPILED += [(torch.bfloat16, capability) for capability in (70, 75, 86, 120)]
 
 
 @pytest.mark.parametrize(("dtype", "capability"), COMPILED, ids=str)
@@ -149,6 +154,20 @@ def test_kernels_that_cant_run_are_told_once_and_done_without() -> None:
         assert not kernels.works(device, torch.float16, 64)
 
 
+def test_the_warning_says_what_triton_could_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is the last line of what it says, after the place and the source."""
+    source = "def _mix(weights, x):\n    return tl.dot(weights, x)"
+    call = ast.parse(source).body[0].body[0].value
+
+    def fail(*_: Any) -> None:
+        raise CompilationError(source, call, "Unsupported lhs dtype bf16")
+
+    monkeypatch.setattr(probe, "difference", fail)
+    device = torch.device("cuda", 98)  # nobody has it
+    with pytest.warns(UserWarning, match="can't run: CompilationError: Unsupported lhs dtype bf16. Merging"):
+        assert not kernels.works(device, torch.bfloat16, 64)
+
+
 # -- launches that are repeated ----------------------------------------------------------------------------
 
 
@@ -199,6 +218,63 @@ def test_a_repeated_launch_is_the_one_that_would_be_made_anew(monkeypatch: pytes
         value for repeat in repeats.values() for value in repeat.values if isinstance(value, torch.Tensor)
     ]
     assert held and not any(value.is_floating_point() for value in held), "tokens and weights must be let go"
+
+
+class Devices:
+    """Two GPUs, the first of which is the current one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current = 0
+        self.x = SimpleNamespace(device=torch.device("cuda", 1))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.current)
+        monkeypatch.setattr(torch.cuda, "device", self.change)
+        monkeypatch.setattr(torch.cuda, "device_of", lambda x: self.change(1))
+
+    @contextmanager
+    def change(self, index: int) -> Iterator[None]:
+        before, self.current = self.current, index
+        yield
+        self.current = before
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        """In the place of a kernel, compiled or not."""
+        return lambda *values, **named: self.current
+
+    arg_names = ("x",)
+
+
+def test_a_kernel_is_launched_on_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = Devices(monkeypatch)
+    assert Launch(devices, (1,), {"x": torch.zeros(1)}, warps=4).run() == 1
+    assert devices.current == 0
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_a_launch_is_repeated_on_the_device_of_its_tensors(
+    current: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices, on = Devices(monkeypatch), []
+    devices.current = current
+    repeat = Repeat(Launch(devices, (1,), {"x": devices.x}, warps=4), devices, ("x",))
+    launcher = repeat.launcher
+    repeat.launcher = lambda *values: on.append(launcher(*values))
+    repeat.run((devices.x,))
+    assert on == [1] and devices.current == current
+
+
+def test_a_launch_is_made_anew_where_nothing_but_the_alignment_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton loads sixteen bytes at once where an address is a multiple of that."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # as of tensors on the CPU
+    compiled, made = Noting(), []
+    monkeypatch.setattr(Launch, "run", lambda launch: made.append(launch) or compiled)
+    memory, repeats = torch.zeros(32), {}
+    for first, count in ((0, 1), (4, 1), (1, 2), (5, 2), (0, 2)):
+        x = memory[first : first + 16]
+        launch = Launch(SimpleNamespace(arg_names=["x"]), (1,), {"x": x}, warps=4)
+        run_launch(repeats, "kind", ("x",), (x,), lambda launch=launch: launch)
+        assert len(made) == count
 
 
 def test_launches_are_kept_for_plans_of_the_same_regions_slots_and_device() -> None:

@@ -85,6 +85,15 @@ def test_channels_add_the_bias_to_the_logits(channels: int, dtype: torch.dtype) 
     torch.testing.assert_close(logits, wanted, rtol=0, atol=9 * torch.finfo(dtype).eps / 8)
 
 
+def test_the_channels_of_a_bias_mind_no_default_device() -> None:
+    """With one that holds no values; from CUDA, reading them would make the host wait."""
+    query, key, bias = torch.ones(1, 1, 5, 12), torch.ones(1, 1, 7, 12), torch.ones(1, 1, 1, 7)
+    expected = attention.with_bias_channels(query, key, bias, 0.3)
+    with torch.device("meta"):
+        found = attention.with_bias_channels(query, key, bias, 0.3)
+    assert all(map(torch.equal, found, expected))
+
+
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_attention_with_channels_equals_attention_with_a_mask(folded: None, scale: float | None) -> None:
     """A mask that is there already stays in force."""

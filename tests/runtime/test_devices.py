@@ -295,11 +295,11 @@ def test_forgetting_lets_go_in_the_middle() -> None:
 def test_blocks_are_compiled_for_the_lengths_that_they_get() -> None:
     """Not for any length, though dense blocks get other lengths than merged ones."""
     torch.compiler.reset()
-    lengths: list[list[int]] = []  # of each graph
+    lengths: list[list[int]] = []  # of each graph; a symbol is an input of its own
     compiled: list[int] = []  # graphs after each call
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        lengths.append([side for x in inputs if isinstance(x, Tensor) for side in x.shape])
+        lengths.append([side for x in inputs for side in (x.shape if isinstance(x, Tensor) else [x])])
         return graph.forward
 
     model = tomadiff.apply(denoiser(make("flux")), ratio=0.5)

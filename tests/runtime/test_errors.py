@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from typing import Any
 
 import pytest
 import torch
 from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DConditionModel, UNet2DModel
 from pipelines import bare_call, denoiser, draw, make, text
+from torch._inductor.compile_worker.subproc_pool import SubprocException
 
 import tomadiff
-from tomadiff.errors import ConfigError, NotPatchedError, UnsupportedModelError
+from tomadiff.errors import ConfigError, NotPatchedError, UnsupportedModelError, reason
 from tomadiff.models import Site, unet
 from tomadiff.runtime.sites import find
 
@@ -276,3 +278,19 @@ def test_a_part_of_a_model_that_is_called_alone_is_refused(name: str) -> None:
     tomadiff.remove(pipe)
     with torch.no_grad():
         assert torch.equal(model.forward(**bare_call(model))[0], model(**bare_call(model))[0])
+
+
+def test_the_reason_of_an_error_in_another_process_is_the_last_line_of_its_traceback() -> None:
+    """Inductor compiles kernels in processes of their own, and hands on what they print."""
+    try:
+        raise ValueError("no such instruction")
+    except ValueError:
+        error = SubprocException(traceback.format_exc())
+    assert reason(error) == "SubprocException: ValueError: no such instruction"
+
+
+def test_the_reason_is_the_first_line_of_the_first_cause() -> None:
+    error, empty = RuntimeError("can't launch"), KeyError()
+    error.__cause__ = OSError("no driver\nand more")
+    assert reason(error) == "OSError: no driver"
+    assert reason(empty) == "KeyError()"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -67,7 +68,10 @@ def test_ten_steps_read_nothing_from_a_device_but_the_first_positions(
 class NoReading(TorchDispatchMode):
     """Whatever would make the host wait for a device raises."""
 
-    READERS = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2")
+    READERS = (
+        *("_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_consecutive"),
+        *("bincount", "_linalg_check_errors"),
+    )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -77,16 +81,31 @@ class NoReading(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+METHODS: tuple[dict[str, Any], ...] = (
+    {"ratio": 0.5},  # weights are made in every step, by regression
+    {"ratio": 0.5, "where": "kv", "weigh_keys": True},
+    {"method": "tome"},
+    {"method": "tofu"},
+    {"method": "todo", "weigh_keys": True},
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [*product(["ideogram4"], SETTINGS), *product(["sdxl", "flux"], METHODS)],
+    ids=str,
+)
 @torch.no_grad()
-def test_ten_steps_of_ideogram_read_positions_in_the_first_alone(
-    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_no_step_but_the_first_two_reads_values(
+    name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own `forward` doesn't run on the meta device, so the CPU is taken for a device."""
+    """Plans can't be made on the meta device, nor does Ideogram run on it: the CPU is taken for a device."""
     monkeypatch.setattr(layout, "_elsewhere", lambda source: isinstance(source, Tensor))
-    case = tiny("ideogram4")
+    case = tiny(name)
     model = tomadiff.apply(build(case), **settings)
     for step in range(STEPS):  # the first two may compare prompts
         with NoReading() if step > 1 else nullcontext():
             model(**call_of(case, model, step, "cpu"))
-    assert sum(tomadiff.report(model).steps.values()) == STEPS
+    report = tomadiff.report(model)
+    assert sum(report.steps.values()) == STEPS
+    assert any(site.kept < site.tokens for site in report.sites) == (settings != {"interval": 2})

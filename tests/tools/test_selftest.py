@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +16,10 @@ import pytest
 import torch
 from PIL import Image
 from pipelines import denoiser, draw, make, text
+from torch._inductor import config as inductor
 
 from tomadiff.runtime.registration import session_of
+from tomadiff.tools.bench import models
 from tomadiff.tools.cli import main
 from tomadiff.tools.selftest import command, compiled, finding, kernels, pictures, speed
 from tomadiff.tools.selftest.finding import Finding
@@ -116,6 +121,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
             module, "dtypes_of", lambda device: [torch.float32, torch.float16, torch.bfloat16]
         )
         monkeypatch.setattr(module, "loaded", lambda name, device, dtype: make("flux"))
+    monkeypatch.setattr(compiled, "no_compiler", lambda device: None)
     return FakeGPU()
 
 
@@ -194,7 +200,7 @@ def test_compiled_pictures_are_compared_with_dense_ones(monkeypatch: pytest.Monk
     monkeypatch.setattr(compiled, "MODES", {"merged": ({"ratio": 0.5}, 1000.0)})
     (found,) = compiled.compiled_pictures_are_close(CPU)
     assert found.good is False and "the dense picture, expected are at least 1000" in found.words
-    assert len(graphs) == 1
+    assert len(graphs) == 2, "that of x + 1, which is tried first, and the model's"
     assert list(compiled.compiled_pictures_in_other_modes(CPU)) == []
 
 
@@ -208,6 +214,55 @@ def test_a_compiled_model_that_computes_something_else_is_a_failure(
     monkeypatch.setattr(compiled, "_backend", lambda device: backend)
     (found,) = compiled.compiled_model_equals_core(CPU)
     assert found.good is not wrong, found.words
+
+
+def failing(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    raise RuntimeError("no instruction for it\nand more")
+
+
+COMPILING = (
+    compiled.compiled_model_equals_core,
+    compiled.compiled_pictures_are_close,
+    compiled.compiled_pictures_in_other_modes,
+)
+
+
+@pytest.mark.parametrize("check", COMPILING, ids=lambda check: check.__name__)
+def test_without_a_compiler_what_is_compiled_is_left_out_once_with_the_cause(
+    check: finding.Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By inductor itself, whose compiler of C++ is one that there is not."""
+    monkeypatch.setattr(compiled, "dtypes_of", lambda device: [torch.float32, torch.float16])
+    monkeypatch.setattr(compiled, "_backend", lambda device: "inductor")
+    with inductor.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}):
+        (found,) = check(CPU)
+    assert found.good is None
+    assert "x + 1" in found.words and "No working C++ compiler found" in found.words
+
+
+def test_a_model_that_cant_be_compiled_where_others_can_is_a_failure_with_the_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        return failing(graph, inputs) if len(graph.graph.nodes) > 9 else graph.forward
+
+    monkeypatch.setattr(compiled, "_backend", lambda device: backend)
+    monkeypatch.setattr(compiled, "EMBEDDED", ["tiny"])
+    monkeypatch.setattr(compiled, "loaded", lambda name, device, dtype: make("flux"))
+    monkeypatch.setattr(compiled, "draw_with", lambda pipe: draw(pipe, size=(64, 64), steps=1))
+    monkeypatch.setattr(compiled, "MODES", {"merged": ({"ratio": 0.5}, 20.0)})
+    for check in COMPILING[:2]:
+        (found,) = check(CPU)
+        assert found.good is False and found.words == "RuntimeError: no instruction for it"
+
+
+def test_a_check_that_breaks_off_tells_the_cause() -> None:
+    def check(device: torch.device) -> Iterator[Finding]:
+        yield from ()
+        torch.compile(lambda x: x + 1, backend=failing)(torch.ones(1))
+
+    (found,) = command.examine(CPU, 60.0, [check])
+    assert found.good is False and found.words == "broke off: RuntimeError: no instruction for it"
 
 
 def test_launches_are_timed_with_a_new_plan_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,3 +311,87 @@ def test_speed_is_measured_with_a_skipped_step_and_nothing_left_on_the_model(
     with finding.time_limit(-1.0):
         *_, last = speed._measured(pipe, "tiny", arguments, CPU)
     assert last == finding.left_out("a generation of 6 steps, tiny")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU on which everything is small, and on which nothing has to be waited for."""
+    monkeypatch.setattr(speed, "STEPS", 6)
+    monkeypatch.setattr(speed, "ROUNDS", 1)
+    monkeypatch.setattr(speed, "wait_for", lambda device: None)
+    for name in ("reset_peak_memory_stats", "max_memory_allocated", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+
+
+@pytest.mark.parametrize("call", [None, 0, 8], ids=["building", "the first call", "a later call"])
+def test_a_model_that_does_not_fit_is_gone_before_a_smaller_one_is_made(
+    call: int | None, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory runs out in building it, or in one of its calls."""
+    measured, built, emptied, calls = speed._measured, [], [], itertools.count()
+
+    def run_out(*_: Any) -> None:
+        if call is None or next(calls) == call:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    def build(name: str, depth: float, *_: Any, **more: Any) -> Any:
+        nonlocal calls
+        assert all(model() is None for model in built)
+        pipe, calls = make("sdxl"), itertools.count()
+        pipe.unet.itself = [pipe.unet]  # a cycle, as diffusers makes some
+        built.append(weakref.ref(pipe.unet))
+        if depth > 0.25:
+            run_out() if call is None else pipe.unet.register_forward_pre_hook(run_out)
+        return pipe
+
+    monkeypatch.setattr(models, "build", build)
+    monkeypatch.setattr(models, "depth_note", lambda name, depth: f"{depth} of the blocks")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append([model() for model in built]))
+    monkeypatch.setattr(speed, "SIZES", tuple((depth, 64) for depth, _ in speed.SIZES))
+    monkeypatch.setattr(speed, "_measured", lambda *given: measured(*given[:3], CPU))
+    gc.collect()
+    gc.disable()  # nothing may be collected by chance
+    try:
+        findings = list(speed.speed(FakeGPU()))
+    finally:
+        gc.enable()
+    assert emptied == [[None], [None, None]], "the memory of models that are gone"
+    assert len(built) == 3
+    title = "SDXL's shape, 0.25 of the blocks, 64 x 64, fp16"
+    assert [finding.name for finding in findings[-3:]] == [
+        f"{what}, {title}" for what in ("a call", "host time of a call", "a generation of 6 steps")
+    ]
+
+
+def test_the_host_is_timed_in_calls_that_leave_room_in_the_queue(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a small image, merged in every call, and beginning with an empty queue."""
+    pipe, seen = make("sdxl"), []
+    monkeypatch.setattr(speed, "wait_for", lambda device: seen.append("waited"))
+
+    def note(unet: Any, args: tuple) -> None:
+        tasks = session_of(unet).call.tasks
+        seen.append((args[0].shape[-2:], any(task.merged for task in tasks)))
+
+    with pipe.unet.register_forward_pre_hook(note):
+        host = speed._host(pipe, "SDXL, 1024 x 1024", FakeGPU())
+    side = speed.HOST_SIDE // 8
+    dense, merged = ([((side, side), merges)] for merges in (False, True))
+    assert seen == [kind for call in (dense, merged) for kind in (*call * 3, "waited", *call, "waited")]
+    assert host.good is None and host.figures.keys() == {"dense_ms", "merged_ms", "side"}
+    assert "256 x 256" in host.words
+
+
+@pytest.mark.parametrize("left", [speed.LEFT, speed.LEFT + 1])
+def test_memory_that_is_left_after_a_generation_is_a_failure(
+    left: int, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = 5 * speed.LEFT
+    allocated = itertools.cycle((before, before + left))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(allocated))
+    pipe = make("sdxl")
+    *_, memory = speed._generations(pipe, "tiny", models.arguments(pipe, (64, 64)), FakeGPU())
+    assert memory.name == "memory of a generation, tiny"
+    assert memory.figures["left_bytes"] == left
+    assert memory.good is (left == speed.LEFT)

@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from tomadiff.errors import ConfigError
+from tomadiff.errors import ConfigError, reason
 
 # Tokens in the largest region that one Triton program can hold, and in the largest one whose matrices it can
 # make; core does larger ones.
@@ -40,15 +40,6 @@ def usable(x: Tensor, region: int) -> bool:
             "TRITON_INTERPRET=1, very slowly elsewhere); leave it out"
         )
     return mode == "1" or (x.is_cuda and works(x.device, x.dtype, block(region)))
-
-
-def reason(error: BaseException) -> str:
-    """An exception in one line. Compilers wrap the cause, or begin with the place and end with the cause."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    place_first = bool(lines) and lines[0].startswith("at ") and lines[0].endswith(":")
-    return f"{type(error).__name__}: {lines[-1 if place_first else 0]}" if lines else repr(error)
 
 
 def block(size: int) -> int:

@@ -21,6 +21,7 @@ class Downsampling:
 
     destinations: Tensor  # [B, K]
     cells: Tensor  # [N] the cell of each token
+    sizes: Tensor  # [K] how many tokens each cell has
 
     def merge(self, x: Tensor) -> Tensor:
         return x.index_select(1, self.destinations[0])
@@ -33,8 +34,7 @@ class Downsampling:
         return self.destinations[:, self.cells]
 
     def log_sizes(self) -> Tensor:
-        sizes = self.cells.bincount(minlength=self.destinations.shape[1]).float()
-        return sizes.log().expand(self.destinations.shape)
+        return self.sizes.log().expand(self.destinations.shape)
 
 
 def plan(
@@ -48,8 +48,8 @@ def plan(
     destinations: Tensor | None = None,
 ) -> Downsampling:
     """A ratio of 1 - 1 / f^2 downsamples by a factor of f, whatever the features are."""
-    chosen, cells = _downsampled(grid, _factor(ratio), shifted, features.device)
-    return Downsampling(chosen.expand(features.shape[0], -1), cells)
+    chosen, cells, sizes = _downsampled(grid, _factor(ratio), shifted, features.device)
+    return Downsampling(chosen.expand(features.shape[0], -1), cells, sizes)
 
 
 def length(grid: tuple[int, ...], ratio: float, settings: PlanSettings) -> int:
@@ -63,20 +63,24 @@ def _factor(ratio: float) -> int:
 @lru_cache(maxsize=64)
 def _downsampled(
     grid: tuple[int, ...], factor: int, shifted: bool, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The token that stands for each cell, [K], and the cell of each token, [N]."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The token that stands for each cell, [K], the cell of each token, [N], and sizes of cells, [K] fp32."""
     factors = (1,) * (len(grid) - 2) + (factor, factor)  # in video, frames are downsampled one by one
     # cached tensors outlive the call that made them, and inference tensors can't be used under autograd later
     with torch.inference_mode(False):
         index = torch.arange(math.prod(grid)).reshape(grid)
         cells = torch.zeros(grid, dtype=torch.long)
+        sizes = torch.ones((1,) * len(grid), dtype=torch.float32)
         for axis, (side, factor) in enumerate(zip(grid, factors)):
             across = torch.arange(side) // factor
             shape = [-1 if a == axis else 1 for a in range(len(grid))]
             cells = cells * math.ceil(side / factor) + across.reshape(shape)
             corner = factor - 1 if shifted else 0
-            index = index.index_select(axis, (torch.arange(0, side, factor) + corner).clamp_max(side - 1))
-        return index.flatten().to(device), cells.flatten().to(device)
+            starts = torch.arange(0, side, factor)
+            index = index.index_select(axis, (starts + corner).clamp_max(side - 1))
+            sizes = sizes * (side - starts).clamp_max(factor).reshape(shape)
+        # sizes are not counted, since counting on a device makes the host wait for it
+        return index.flatten().to(device), cells.flatten().to(device), sizes.flatten().to(device)
 
 
 def check_ratio(ratio: float) -> None:

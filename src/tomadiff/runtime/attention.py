@@ -151,7 +151,8 @@ def with_bias_channels(query: Tensor, key: Tensor, bias: Tensor, scale: float) -
     that it is rounded no more than the bias is.
     """
     whole = 1 / scale
-    high = torch.tensor(whole, dtype=query.dtype).item()
+    # "cpu": the user may have set another default device, for which the host would wait
+    high = torch.tensor(whole, dtype=query.dtype, device="cpu").item()
     padding = 2 + (-query.shape[-1] - 2) % MULTIPLE
     constant = query.new_zeros(padding)
     constant[0].fill_(high)

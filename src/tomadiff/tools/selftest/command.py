@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tomadiff.errors import reason
 from tomadiff.runtime.files import atomic_write, check_writable
 from tomadiff.runtime.machine import processor, versions
 from tomadiff.tools.loading import check_device
@@ -75,8 +76,7 @@ def examine(device: torch.device, seconds: float, checks: Sequence[Check]) -> li
                 for finding in check(device):
                     tell(finding)
             except Exception as error:
-                reason = next(iter(str(error).strip().splitlines()), "")
-                tell(Finding(name, False, f"broke off: {type(error).__name__}: {reason}"))
+                tell(Finding(name, False, f"broke off: {reason(error)}"))
     return findings
 
 

@@ -12,6 +12,7 @@ from diffusers import SanaTransformer2DModel
 from torch import Tensor, nn
 
 import tomadiff
+from tomadiff.errors import reason
 from tomadiff.runtime.registration import denoiser
 from tomadiff.tools.demo.embedded import EMBEDDED
 
@@ -44,6 +45,9 @@ Mode = tuple[torch.dtype, str]  # and what TOMADIFF_KERNELS is set to
 
 def compiled_model_equals_core(device: torch.device) -> Iterator[Finding]:
     """A small model, compiled, gives the same with kernels as with core, and as if it were not compiled."""
+    if failed := no_compiler(device):
+        yield Finding("compiled model", None, failed)
+        return
     for dtype in dtypes_of(device):
         what = f"compiled model in {name_of(dtype)}"
         if time_is_over():
@@ -61,7 +65,7 @@ def compiled_model_equals_core(device: torch.device) -> Iterator[Finding]:
                 tomadiff.forget(model)  # the plans by core
                 kernels = None if no_kernels(device) else _called(model)
         except Exception as error:
-            yield Finding(what, False, _reason(error))
+            yield Finding(what, False, reason(error))
             continue
         bar = rounding if dtype == torch.float32 else DESTINATIONS
         yield _same(what, core, plain, bar, "the one that is not compiled")
@@ -96,19 +100,22 @@ def _called(model: nn.Module) -> Tensor:
 
 def compiled_pictures_are_close(device: torch.device) -> Iterator[Finding]:
     """In the mode that is used most: the last dtype of the device, with kernels."""
-    return _pictures(device, _modes(device)[:1])
+    return _pictures("compiled pictures", device, _modes(device)[:1])
 
 
 def compiled_pictures_in_other_modes(device: torch.device) -> Iterator[Finding]:
     """In other dtypes, and without kernels; takes minutes, since everything is compiled for each of them."""
-    return _pictures(device, _modes(device)[1:])
+    return _pictures("compiled pictures in other modes", device, _modes(device)[1:])
 
 
 def _modes(device: torch.device) -> list[Mode]:
     return list(product(reversed(dtypes_of(device)), ("auto", "0") if device.type == "cuda" else ("auto",)))
 
 
-def _pictures(device: torch.device, modes: Sequence[Mode]) -> Iterator[Finding]:
+def _pictures(check: str, device: torch.device, modes: Sequence[Mode]) -> Iterator[Finding]:
+    if modes and (failed := no_compiler(device)):
+        yield Finding(check, None, failed)
+        return
     for (dtype, kernels), name in product(modes, EMBEDDED):
         without = " without kernels" if kernels == "0" else ""
         what = f"{name} in {name_of(dtype)}, compiled{without}"
@@ -128,9 +135,22 @@ def _pictures(device: torch.device, modes: Sequence[Mode]) -> Iterator[Finding]:
                     denoiser(pipe)[0].compile(backend=_backend(device))
                     distance = decibels(draw_with(pipe), dense)
             except Exception as error:
-                yield Finding(f"{what}, {mode}", False, _reason(error))
+                yield Finding(f"{what}, {mode}", False, reason(error))
             else:
                 yield close(f"{what}, {mode}", distance, bar, "the dense picture")
+
+
+def no_compiler(device: torch.device) -> str | None:
+    """Why torch.compile can't work here with any model; None if it compiles a trivial function.
+
+    For example without Triton, as on Windows, without a C compiler, or on a GPU that is too old for them.
+    """
+    try:
+        with compiling():
+            torch.compile(lambda x: x + 1, backend=_backend(device))(torch.ones(8, device=device))
+    except Exception as error:
+        return f"torch.compile can't compile even x + 1 here: {reason(error)}"
+    return None
 
 
 def _backend(device: torch.device) -> str:
@@ -145,7 +165,3 @@ def compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler.reset()
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from tomadiff.core import MergePlan, Plan, partition
+from tomadiff.errors import reason
 from tomadiff.runtime.machine import wait_for
 
 from .finding import Finding, dtypes_of, name_of
@@ -28,8 +29,8 @@ ENOUGH_US = 15.0  # acceptable host time per launch; with more, the host may bec
 
 def kernels_equal_core(device: torch.device) -> Iterator[Finding]:
     """Kernels choose destinations as good as core's, and merge and unmerge the same up to rounding."""
-    if reason := no_kernels(device):
-        yield Finding("kernels", None, reason)
+    if missing := no_kernels(device):
+        yield Finding("kernels", None, missing)
         return
     for dtype in dtypes_of(device):
         name = f"kernels in {name_of(dtype)}"
@@ -39,7 +40,7 @@ def kernels_equal_core(device: torch.device) -> Iterator[Finding]:
             found = {name: difference(device, dtype, *shape) for name, shape in SHAPES.items()}
             wrong = [f"{shape}: they {told}" for shape, told in found.items() if told]
         except Exception as error:
-            wrong = [f"{type(error).__name__}: {error}"]
+            wrong = [reason(error)]
         yield Finding(name, not wrong, "; ".join(wrong) or f"as core, on {', '.join(SHAPES)}")
 
 
@@ -48,8 +49,8 @@ def time_of_a_launch(device: torch.device) -> Iterator[Finding]:
 
     Each with a plan that is new, as by default in every step: a launch must be repeated for another plan.
     """
-    if reason := no_kernels(device):
-        yield Finding("host time of a launch", None, reason)
+    if missing := no_kernels(device):
+        yield Finding("host time of a launch", None, missing)
         return
     from tomadiff.kernels.launch import REPEATABLE
     from tomadiff.kernels.plan import Fused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ from .finding import Finding, left_out, time_is_over
 SIZES = ((1.0, 1024), (0.5, 1024), (0.25, 768), (0.1, 512))
 STEPS = 20
 ROUNDS = 3
+# Image side in pixels for the host's time. CUDA's queue holds about a thousand kernels; with a large image it
+# fills up on the way through a call, and the host has to wait, so that its time would be the device's.
+HOST_SIDE = 256
 LEFT = 32 * 2**20  # bytes that may still be allocated after a generation
 
 
@@ -38,18 +42,23 @@ def speed(device: torch.device) -> Iterator[Finding]:
         return
     for depth, side in SIZES:
         try:
-            pipe = models.build("sdxl", depth, torch.float16, device, decoder=True)
-            pipe.set_progress_bar_config(disable=True)
-            note = models.depth_note("sdxl", depth) or "all blocks"
-            arguments = models.arguments(pipe, (side, side))
-            yield from _measured(pipe, f"SDXL's shape, {note}, {side} x {side}, fp16", arguments, device)
+            yield from _of_size(depth, side, device)
             return
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            pipe = None
-            torch.cuda.empty_cache()
+        # Not above, where the error's traceback still holds the model, parts of which hold each other.
+        gc.collect()
+        torch.cuda.empty_cache()
     yield Finding("SDXL's shape", None, "does not fit in the free memory, not even in small")
+
+
+def _of_size(depth: float, side: int, device: torch.device) -> Iterator[Finding]:
+    pipe = models.build("sdxl", depth, torch.float16, device, decoder=True)
+    pipe.set_progress_bar_config(disable=True)
+    note = models.depth_note("sdxl", depth) or "all blocks"
+    arguments = models.arguments(pipe, (side, side))
+    yield from _measured(pipe, f"SDXL's shape, {note}, {side} x {side}, fp16", arguments, device)
 
 
 def _measured(
@@ -57,7 +66,7 @@ def _measured(
 ) -> Iterator[Finding]:
     step = capture(pipe, arguments)
     yield _calls(pipe, title, step, device)
-    yield _host(step, title, device)
+    yield _host(pipe, title, device)
     if time_is_over():
         yield left_out(f"a generation of {STEPS} steps, {title}")
         return
@@ -78,10 +87,14 @@ def _calls(pipe: DiffusionPipeline, title: str, step: Step, device: torch.device
     return Finding(f"a call, {title}", None, words, {f"{method}_ms": ms for method, ms in medians.items()})
 
 
-def _host(step: Step, title: str, device: torch.device) -> Finding:
-    """The time until the host has launched all kernels of a call, dense and merged."""
+def _host(pipe: DiffusionPipeline, title: str, device: torch.device) -> Finding:
+    """The time until the host has launched all kernels of a call, dense and merged, for a small image.
+
+    A larger one has about as many kernels.
+    """
     if device.type == "cpu":
         return Finding(f"host time of a call, {title}", None, "on a CPU the host is the device: not measured")
+    step = capture(pipe, models.arguments(pipe, (HOST_SIDE, HOST_SIDE)))
     taken = []
     for settings in ({"ratio": 0}, {"ratio": 0.5, "interval": 1}):
         with tomadiff.merged(step.model, **settings):
@@ -96,10 +109,10 @@ def _host(step: Step, title: str, device: torch.device) -> Finding:
             wait_for(device)
         taken.append(1000 * statistics.median(spent))
     dense, merged = taken
-    figures = {"dense_ms": dense, "merged_ms": merged}
-    return Finding(
-        f"host time of a call, {title}", None, f"dense {dense:.1f} ms, merged {merged:.1f} ms", figures
-    )
+    figures = {"dense_ms": dense, "merged_ms": merged, "side": HOST_SIDE}
+    size = f"of {HOST_SIDE} x {HOST_SIDE} pixels, so that the host needn't wait for the device"
+    words = f"dense {dense:.1f} ms, merged {merged:.1f} ms, {size}"
+    return Finding(f"host time of a call, {title}", None, words, figures)
 
 
 def _generations(
