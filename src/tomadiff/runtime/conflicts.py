@@ -47,7 +47,8 @@ class Surroundings:
     """What others have attached to a model and its sites, compared from call to call.
 
     If nothing changed, `version` stays the same, and the call needs no checks. The comparison runs in every
-    call, so it reads `__dict__`s, a thousand entries in a loop without Python code.
+    call, so it reads `__dict__`s, a thousand entries in a loop without Python code. What it costs is to fetch
+    as many objects that no cache holds any more: the fewer it reads, the better.
     """
 
     def __init__(self, model: nn.Module, hooks: list[SiteHook]) -> None:
@@ -74,7 +75,7 @@ class Surroundings:
         modules = [hook.bound.module for hook in self._hooks]
         for hook in self._hooks:
             site, block = hook.site, hook.bound.block
-            places += [(hook.__dict__, "fn_ref"), (hook.compiler.__dict__, "settings")]
+            places.append((hook.compiler.__dict__, "settings"))
             places += [(hook.fn_ref.__dict__, name) for name in ("forward", "original_forward")]
             # modules that a LoRA may replace, and projections that may be fused
             places += [(hook.bound.module._modules, name) for name in site.keys_projections]
@@ -88,9 +89,9 @@ class Surroundings:
             there = attention._modules if "processor" in attention._modules else vars(attention)
             places += [(there, "processor"), (attention._modules, "to_q")]
         queries = [attention._modules.get("to_q") for attention in attentions]
-        with_registry = [vars(module) for module in (*modules, *attentions, *queries) if module is not None]
-        places += [(attributes, "_diffusers_hook") for attributes in with_registry]
-        registries = [attributes.get("_diffusers_hook") for attributes in with_registry]
+        inside = [vars(module) for module in (*attentions, *queries) if module is not None]
+        places += [(attributes, "_diffusers_hook") for attributes in inside]
+        registries = [attributes.get("_diffusers_hook") for attributes in (*map(vars, modules), *inside)]
         self._dicts, self._names = [attributes for attributes, _ in places], [name for _, name in places]
         self._hook_dicts: list[Sized] = [each.hooks for each in registries if each is not None]
         self._hook_dicts += [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
