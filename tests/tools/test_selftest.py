@@ -269,6 +269,7 @@ def test_launches_are_timed_with_a_new_plan_each(monkeypatch: pytest.MonkeyPatch
     """With one plan again and again, nobody would see that launches of new plans are not repeated."""
     plan = pytest.importorskip("tomadiff.kernels.plan")
     launched: dict[str, list[Any]] = {"merge": [], "unmerge": []}
+    planned: list[str] = []  # what TOMADIFF_KERNELS was when weights were made
 
     def launch(kind: str) -> Callable[..., None]:
         return lambda self, *tensors: launched[kind].append(self)
@@ -277,8 +278,13 @@ def test_launches_are_timed_with_a_new_plan_each(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(plan.Fused, kind, launch(kind))
     monkeypatch.setattr(kernels, "no_kernels", lambda device: None)
     monkeypatch.setattr(kernels, "LAUNCHES", 2)
+    monkeypatch.setattr(
+        kernels.toma, "plan", lambda *args, **more: planned.append(os.environ.get("TOMADIFF_KERNELS", "auto"))
+    )
     findings = list(kernels.time_of_a_launch(CPU))
-    assert [finding.name.split(", ")[1] for finding in findings] == ["merging", "unmerging"]
+    timed = [finding.name.split(", ")[1] for finding in findings]
+    assert timed == ["a plan's new weights", "merging", "unmerging"]
+    assert planned == (kernels.WARM_UP + 2) * ["0"] + (kernels.WARM_UP + 2) * ["auto"]
     assert all(finding.figures.keys() == {"kernel_us", "core_us"} for finding in findings)
     for fused in launched.values():
         assert len(fused) == len({id(each.plan) for each in fused}) == kernels.WARM_UP + 2
