@@ -28,6 +28,7 @@ from diffusers import (
     TaylorSeerCacheConfig,
     UniPCMultistepScheduler,
 )
+from diffusers.hooks import HookRegistry, ModelHook
 from diffusers.models.attention import FeedForward
 from pipelines import bare_call, denoiser, draw, every_pipeline_with, make, text
 from torch import Tensor, nn
@@ -558,6 +559,28 @@ def test_torchs_hooks_between_blocks_find_tokens_in_their_order(where: str) -> N
     for dense, merged in zip(seen[::2], seen[1::2]):
         assert merged.shape == dense.shape
         assert distance(merged, dense) < 0.3
+
+
+def test_hooks_of_others_are_noticed_also_after_merged_has_ended() -> None:
+    """`merged` takes our hooks off their modules and puts them on again."""
+    seen: list[int] = []
+
+    class Recorder(ModelHook):
+        def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple, dict[str, Any]]:
+            seen.append(kwargs["hidden_states"].shape[1])
+            return args, kwargs
+
+    model = tomadiff.apply(denoiser(make("flux")), ratio=0.5, dense_blocks=0)
+    call = bare_call(model)
+    with torch.no_grad():
+        model(**call)
+        with tomadiff.merged(model, ratio=0.25):
+            model(**call)
+        blocks = model.transformer_blocks
+        assert len(blocks) > 1, "or the last one's tokens are all there anyway"
+        HookRegistry.check_if_exists_or_initialize(blocks[-1]).register_hook(Recorder(), "recorder")
+        model(**call)
+    assert seen == [call["hidden_states"].shape[1]]
 
 
 def test_caches_that_would_keep_merged_tokens_are_refused() -> None:

@@ -75,7 +75,8 @@ class Surroundings:
         modules = [hook.bound.module for hook in self._hooks]
         for hook in self._hooks:
             site, block = hook.site, hook.bound.block
-            places.append((hook.compiler.__dict__, "settings"))
+            # attaching the hook again gives it another fn_ref
+            places += [(hook.__dict__, "fn_ref"), (hook.compiler.__dict__, "settings")]
             places += [(hook.fn_ref.__dict__, name) for name in ("forward", "original_forward")]
             # modules that a LoRA may replace, and projections that may be fused
             places += [(hook.bound.module._modules, name) for name in site.keys_projections]
