@@ -23,7 +23,7 @@ from triton.runtime.jit import mangle_type
 
 from tomadiff import kernels
 from tomadiff.core import Plan, partition, slot_layout
-from tomadiff.kernels import select
+from tomadiff.kernels import plan as by_kernels
 from tomadiff.kernels.launch import Launch, repeats_of
 from tomadiff.kernels.merge import merge_launch, unmerge_launch
 from tomadiff.kernels.plan import Fused
@@ -113,14 +113,14 @@ class Nothing:
 @contextlib.contextmanager
 def launching_nothing() -> Iterator[None]:
     """On the CPU, take the way of tensors on CUDA, up to the driver: results are whatever memory holds."""
-    choose = select.destinations
+    choose = by_kernels.destinations
     repeats_of.cache_clear()
     with (
         mock.patch.object(Launch, "run", lambda launch: Nothing()),
         mock.patch.object(torch.cuda, "current_device", lambda: None),  # as of tensors on the CPU
         mock.patch.object(kernels, "works", lambda device, dtype, places: True),
         mock.patch.object(Tensor, "is_cuda", True),
-        mock.patch.object(select, "destinations", lambda *given: choose(*given).zero_()),
+        mock.patch.object(by_kernels, "destinations", lambda *given: choose(*given).zero_()),
     ):
         yield
     repeats_of.cache_clear()
@@ -130,7 +130,7 @@ def host_microseconds() -> dict[str, float]:
     """Host time of each kernel's launch when it is repeated, without the driver's own, and of new weights."""
     plan, x, y = tensors((64, 64), 8, 640, torch.float16)
     fused, layout, settings = Fused(plan), (plan.regions, plan.slots), PlanSettings(unmerge="regression")
-    choose = select.destinations
+    choose = by_kernels.destinations
     with launching_nothing():
         calls = {
             "destinations": lambda: choose(x, *layout),

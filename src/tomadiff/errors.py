@@ -19,7 +19,9 @@ def reason(error: BaseException) -> str:
     Compilers wrap what went wrong in exceptions of their own, torch's in `inner_exception`. Where the first
     line ends with a colon, it tells the place, and the last line what is wrong there.
     """
-    while inner := error.__cause__ or getattr(error, "inner_exception", None):
+    seen = [error]  # a cause may be raised from itself
+    while (inner := error.__cause__ or getattr(error, "inner_exception", None)) and inner not in seen:
         error = inner
+        seen.append(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1 if lines[0].endswith(':') else 0]}" if lines else repr(error)

@@ -25,7 +25,7 @@ from kernel_resources import SHARED, Compiled, compile_for, launches
 from triton.compiler.errors import CompilationError
 
 from tomadiff.kernels import merge, probe
-from tomadiff.kernels.launch import Launch, Repeat, repeats_of
+from tomadiff.kernels.launch import Launch, Repeat, Repeats, repeats_of
 from tomadiff.kernels.launch import run as run_launch
 
 CPU = torch.device("cpu")
@@ -199,9 +199,9 @@ def test_a_repeated_launch_is_the_one_that_would_be_made_anew(monkeypatch: pytes
     for seed, offset, known in ((0, 0, 0), (1, 0, 1), (2, 0, 2), (3, 5, 2), (4, 5, 3), (5, 0, 4)):
         plan = toma.plan(torch.rand(2, 104, 16), (8, 13), 0.5, PlanSettings())  # new weights
         y, merged, onto, x = inputs(offset, seed)
-        tensors = plan.unmerging, y, merged, onto, x
+        read = plan.unmerging, y, merged, onto
         fresh = merge.unmerge_launch(plan, y, onto, merged, x)
-        run_launch(repeats, "unmerge", varying, tensors, lambda fresh=fresh: fresh)
+        run_launch(repeats, "unmerge", varying, read, (x,), lambda fresh=fresh: fresh)
         assert len(compiled.launched) == known
         if known:
             grid, values = compiled.launched[-1]
@@ -212,7 +212,7 @@ def test_a_repeated_launch_is_the_one_that_would_be_made_anew(monkeypatch: pytes
     assert len(repeats) == 2
     turned = plan.unmerging.contiguous()
     assert turned.stride() != plan.unmerging.stride()
-    run_launch(repeats, "unmerge", varying, (turned, *tensors[1:]), lambda: fresh)
+    run_launch(repeats, "unmerge", varying, (turned, *read[1:]), (x,), lambda: fresh)
     assert len(repeats) == 3, "weights with other strides need a launch of their own"
     held = [
         value for repeat in repeats.values() for value in repeat.values if isinstance(value, torch.Tensor)
@@ -258,7 +258,7 @@ def test_a_launch_is_repeated_on_the_device_of_its_tensors(
     repeat = Repeat(Launch(devices, (1,), {"x": devices.x}, warps=4), devices, ("x",))
     launcher = repeat.launcher
     repeat.launcher = lambda *values: on.append(launcher(*values))
-    repeat.run((devices.x,))
+    repeat.run(devices.x)
     assert on == [1] and devices.current == current
 
 
@@ -273,16 +273,17 @@ def test_a_launch_is_made_anew_where_nothing_but_the_alignment_differs(
     for first, count in ((0, 1), (4, 1), (1, 2), (5, 2), (0, 2)):
         x = memory[first : first + 16]
         launch = Launch(SimpleNamespace(arg_names=["x"]), (1,), {"x": x}, warps=4)
-        run_launch(repeats, "kind", ("x",), (x,), lambda launch=launch: launch)
+        run_launch(repeats, "kind", ("x",), (x,), (), lambda launch=launch: launch)
         assert len(made) == count
 
 
 def test_launches_are_kept_for_plans_of_the_same_regions_slots_and_device() -> None:
-    regions, others = (core.partition(grid, "stripe", 8, False, CPU) for grid in ((64,), (128,)))
-    slots, fewer = (core.slot_layout(regions.lengths, ratio, CPU) for ratio in (0.5, 0.75))
-    kept = repeats_of(regions, slots, CPU)
-    assert repeats_of(regions, slots, CPU) is kept
-    assert repeats_of(others, slots, CPU) is not kept
-    assert repeats_of(regions, fewer, CPU) is not kept
-    assert regions == core.partition((64,), "stripe", 8, False, torch.device("meta")), "it has no tensors"
-    assert repeats_of(regions, slots, torch.device("meta")) is not kept
+    def kept(tokens: int = 64, ratio: float = 0.5, device: torch.device = CPU) -> Repeats:
+        regions = core.partition((tokens,), "stripe", 8, False, device)
+        return repeats_of(regions, core.slot_layout(regions.lengths, ratio, device))
+
+    assert kept() is kept()
+    assert kept(tokens=128) is not kept()
+    assert kept(ratio=0.75) is not kept()
+    assert kept(device=torch.device("meta")) is not kept(), "though its regions need no tensors"
+    assert core.one_region(8) is core.one_region(8)

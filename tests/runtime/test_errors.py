@@ -294,3 +294,5 @@ def test_the_reason_is_the_first_line_of_the_first_cause() -> None:
     error.__cause__ = OSError("no driver\nand more")
     assert reason(error) == "OSError: no driver"
     assert reason(empty) == "KeyError()"
+    empty.__cause__ = empty
+    assert reason(empty) == "KeyError()", "also if it is its own cause"

@@ -517,6 +517,26 @@ def test_offloading_does_not_lose_the_count_of_generations() -> None:
         tomadiff.remove(pipe)
 
 
+@pytest.mark.parametrize("name", ["sd1", "flux"])
+def test_a_hook_that_comes_off_after_ours_leaves_a_model_that_works(name: str) -> None:
+    """Accelerate's hooks put back the forward that they found, which was ours."""
+    pipe = make(name)
+    before = draw(pipe)
+    tomadiff.apply(pipe, ratio=0.5)
+    blocks = [hook.bound.module for hook in denoiser(pipe)._tomadiff.sites]
+    for block in blocks:
+        accelerate.hooks.add_hook_to_module(block, accelerate.hooks.ModelHook())
+    merged = draw(pipe)
+    tomadiff.remove(pipe)
+    for block in blocks:
+        accelerate.hooks.remove_hook_from_module(block)
+    assert torch.equal(draw(pipe), before)
+    tomadiff.apply(pipe, ratio=0.5)
+    assert torch.equal(draw(pipe), merged)
+    tomadiff.remove(pipe)
+    assert torch.equal(draw(pipe), before)
+
+
 def test_a_cache_that_skips_blocks_finds_tokens_in_their_order() -> None:
     """Also with spans of blocks, whose middle blocks hand on merged tokens."""
     results, model = [], denoiser(make("flux"))

@@ -14,7 +14,7 @@ from .plan import (
     unmerging_matrix,
 )
 from .precision import exact_products
-from .regions import Regions, Slots, num_kept, partition, slot_layout
+from .regions import Regions, Slots, num_kept, one_region, partition, slot_layout
 from .schedule import RefreshSchedule
 from .select import facility_location
 
@@ -30,6 +30,7 @@ __all__ = [
     "facility_location",
     "merging_matrix",
     "num_kept",
+    "one_region",
     "partition",
     "places_in_table",
     "regression_matrix",

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # `partition` makes each once: comparing and hashing by identity is quick
 class Regions:
     """`count` regions of up to `size` tokens; in shapes, R = count, n = size, N = tokens."""
 
@@ -53,7 +53,7 @@ class Regions:
         return (tokens if self.places is None else self.places[tokens]) % self.size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # `slot_layout` and `one_region` make each once
 class Slots:
     """Where each region's merged tokens sit in the merged sequence: K tokens, at most k per region."""
 
@@ -145,3 +145,9 @@ def slot_layout(lengths: tuple[int, ...], ratio: float, device: torch.device) ->
         positions = (real.flatten().cumsum(0) - 1).clamp_min_(0)
         index = real.flatten().nonzero().flatten()
         return Slots(len(counts), sum(counts), size, real.to(device), index.to(device), positions.to(device))
+
+
+@lru_cache(maxsize=64)
+def one_region(kept: int) -> Slots:
+    """The slots of a single region that keeps so many tokens."""
+    return Slots(regions=1, kept=kept, size=kept)

@@ -53,14 +53,14 @@ class Repeat:
         self.device = launch.arguments[varying[-1]].device.index
         self.launcher = compiled[(*launch.grid, 1, 1)[:3]]
 
-    def run(self, tensors: tuple[Tensor | None, ...]) -> None:
+    def run(self, *tensors: Tensor | None) -> None:
         if torch.cuda.current_device() == self.device:
-            self.launcher(*self.arguments(tensors))
+            self.launcher(*self.arguments(*tensors))
         else:
             with torch.cuda.device(self.device):
-                self.launcher(*self.arguments(tensors))
+                self.launcher(*self.arguments(*tensors))
 
-    def arguments(self, tensors: tuple[Tensor | None, ...]) -> list[Any]:
+    def arguments(self, *tensors: Tensor | None) -> list[Any]:
         values = self.values.copy()
         for place, tensor in zip(self.places, tensors):
             values[place] = tensor
@@ -71,11 +71,8 @@ Repeats = dict[Any, Repeat]
 
 
 @lru_cache(maxsize=64)  # as many as `partition` and `slot_layout` keep
-def repeats_of(regions: Regions, slots: Slots, device: torch.device) -> Repeats:
-    """The launches with these regions and slots, in all plans: by default there is a new plan in every step.
-
-    The device, since equal regions of two devices have nothing to differ in if they need no tensors.
-    """
+def repeats_of(regions: Regions, slots: Slots) -> Repeats:
+    """The launches with these regions and slots, in all plans: by default, every step has a new plan."""
     return {}
 
 
@@ -83,17 +80,22 @@ def run(
     repeats: Repeats | None,
     kind: Hashable,
     varying: tuple[str, ...],
-    tensors: tuple[Tensor | None, ...],
+    inputs: tuple[Tensor | None, ...],
+    outputs: tuple[Tensor, ...],
     launch: Callable[[], Launch],
 ) -> None:
-    """Repeat an earlier launch with tensors of the same traits, or make and keep a new one."""
+    """Repeat an earlier launch with inputs of the same traits, or make and keep a new one.
+
+    varying: the names of inputs and outputs among the launch's arguments. The outputs are new tensors whose
+    own traits follow from the inputs'.
+    """
     if repeats is None or not REPEATABLE:
         launch().run()
         return
-    key = (kind, *map(traits, tensors))
+    key = (kind, *map(traits, inputs))
     known = repeats.get(key)
     if known is not None:
-        known.run(tensors)
+        known.run(*inputs, *outputs)
         return
     first = launch()
     compiled = first.run()

@@ -24,8 +24,8 @@ def merge(plan: Plan, x: Tensor, repeats: Repeats | None = None) -> Tensor:
     """The same as plan.merge(x): [B, N, C] -> [B, K, C]."""
     x = _readable(x)
     merged = x.new_empty(len(x), plan.slots.kept, x.shape[-1])
-    varying, tensors = ("weights", "x", "out"), (plan.merging, x, merged)
-    run(repeats, "merge", varying, tensors, lambda: merge_launch(plan, x, merged))
+    varying, inputs = ("weights", "x", "out"), (plan.merging, x)
+    run(repeats, "merge", varying, inputs, (merged,), lambda: merge_launch(plan, x, merged))
     return merged
 
 
@@ -39,8 +39,8 @@ def unmerge(
     """The same as plan.unmerge(y, onto, merged): [B, K, C] -> [B, N, C]."""
     y, onto, merged = _readable(y), _readable(onto), _readable(merged)
     x = y.new_empty(len(y), plan.regions.tokens, y.shape[-1])
-    varying, tensors = ("weights", "x", "less", "onto", "out"), (plan.unmerging, y, merged, onto, x)
-    run(repeats, "unmerge", varying, tensors, lambda: unmerge_launch(plan, y, onto, merged, x))
+    varying, inputs = ("weights", "x", "less", "onto", "out"), (plan.unmerging, y, merged, onto)
+    run(repeats, "unmerge", varying, inputs, (x,), lambda: unmerge_launch(plan, y, onto, merged, x))
     return x
 
 

@@ -12,6 +12,10 @@ from tomadiff.core import Plan, Regions
 
 from .launch import Repeats, repeats_of
 from .merge import merge, unmerge
+from .select import destinations
+from .weights import weights
+
+__all__ = ["Fused", "destinations", "weights"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Fused:
 
     @cached_property
     def repeats(self) -> Repeats:
-        return repeats_of(self.plan.regions, self.plan.slots, self.plan.merging.device)
+        return repeats_of(self.plan.regions, self.plan.slots)
 
     @property
     def regions(self) -> Regions:

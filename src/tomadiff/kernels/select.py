@@ -33,13 +33,12 @@ def destinations(features: Tensor, regions: Regions, slots: Slots) -> Tensor:
     """
     features = features if features.stride(-1) == 1 else features.contiguous()
     chosen = torch.empty(len(features), slots.kept, dtype=torch.long, device=features.device)
-    varying, tensors = ("features", "chosen"), (features, chosen)
-    repeats = repeats_of(regions, slots, features.device)
     run(
-        repeats,
+        repeats_of(regions, slots),
         "destinations",
-        varying,
-        tensors,
+        ("features", "chosen"),
+        (features,),
+        (chosen,),
         lambda: destinations_launch(features, regions, slots, chosen),
     )
     return chosen

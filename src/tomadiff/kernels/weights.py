@@ -33,22 +33,22 @@ def weights(
     features = features if features.stride(-1) == 1 else features.contiguous()
     groups, n, k = len(features) * regions.count, regions.size, slots.size
     places, padded_slots = block(n), block(k)
-    tensors = (
-        features,
-        destinations.contiguous(),
+    inputs = (features, destinations.contiguous())
+    outputs = (
         features.new_empty(groups, k, n, dtype=torch.float32),
         features.new_empty(groups, k, n),
         features.new_empty(groups, n, k),
         features.new_empty(groups, (places + 2 * padded_slots) * regression, places, dtype=torch.float32),
     )
     run(
-        repeats_of(regions, slots, features.device),
+        repeats_of(regions, slots),
         ("weights", scale, regression),
         VARYING,
-        tensors,
-        lambda: weights_launch(regions, slots, scale, regression, tensors),
+        inputs,
+        outputs,
+        lambda: weights_launch(regions, slots, scale, regression, (*inputs, *outputs)),
     )
-    return tensors[2:5]
+    return outputs[:3]
 
 
 def weights_launch(

@@ -15,9 +15,11 @@ from tomadiff.core import (
     Regions,
     Slots,
     assign,
+    exact_products,
     facility_location,
     merging_matrix,
     num_kept,
+    one_region,
     partition,
     regression_matrix,
     similarity,
@@ -44,21 +46,19 @@ def plan(
     slots = slot_layout(regions.lengths, ratio, features.device)
     if not kernels.usable(features, regions.size):
         return core_plan(features, regions, slots, settings, destinations)
-    # these modules bring Triton
-    from tomadiff.kernels import select
-    from tomadiff.kernels.plan import Fused
-    from tomadiff.kernels.weights import weights
+    from tomadiff.kernels import plan as by_kernels  # brings Triton
 
     if destinations is None:
-        destinations = select.destinations(features, regions, slots)
+        destinations = by_kernels.destinations(features, regions, slots)
     if settings.assign == "global" or settings.unmerge == "pinv" or regions.size > kernels.LARGEST_WEIGHED:
         plan = core_plan(features, regions, slots, settings, destinations)
-        return Fused(plan) if kernels.usable(features, plan.regions.size) else plan
+        return by_kernels.Fused(plan) if kernels.usable(features, plan.regions.size) else plan
     regression = settings.unmerge == "regression"
-    matrices = weights(features, regions, slots, destinations, settings.scale, regression)
-    return Fused(Plan(regions, slots, destinations, *matrices))
+    matrices = by_kernels.weights(features, regions, slots, destinations, settings.scale, regression)
+    return by_kernels.Fused(Plan(regions, slots, destinations, *matrices))
 
 
+@exact_products()
 def core_plan(
     features: Tensor,
     regions: Regions,
@@ -74,7 +74,7 @@ def core_plan(
         destinations = slots.pack(regions.tokens_at(picks))
     if settings.assign == "global":
         regions = partition((regions.tokens,), "global", settings.region_size, False, features.device)
-        slots = Slots(regions=1, kept=destinations.shape[1], size=destinations.shape[1])
+        slots = one_region(destinations.shape[1])
         split = unit
     real_tokens, real_slots = _each(regions.real, split), _each(slots.real, split)
     picks = regions.places_of(slots.unpack(destinations))

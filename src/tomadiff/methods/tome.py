@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tomadiff.core import num_kept
+from tomadiff.core import exact_products, num_kept
 from tomadiff.errors import ConfigError
 
 from .method import Method, PlanSettings
@@ -66,6 +66,7 @@ def length(grid: tuple[int, ...], ratio: float, settings: PlanSettings) -> int:
     return frames * max(num_kept(math.prod(frame), ratio), len(cells))
 
 
+@exact_products()
 def match(features: Tensor, grid: tuple[int, ...], ratio: float, shifted: bool) -> tuple[Tensor, Tensor]:
     """Destinations, [B, K] token numbers, and the index among them that each token goes to, [B, N].
 

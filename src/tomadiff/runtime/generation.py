@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from tomadiff.config import ResolvedConfig
-from tomadiff.models import Family
+from tomadiff.models import Call, Family
 
 from .conditions import Adapters, Conditions
 from .forecast import History
@@ -61,7 +61,7 @@ class Generation:
             self.sampling, self.schedule = self._plan(self._watch.arguments)
             self._watch = None
 
-    def history(self, step: int, call: int, arguments: dict[str, Any]) -> History | None:
+    def history(self, step: int, call: int, arguments: Callable[[], Call]) -> History | None:
         """The earlier outputs of this call of the step; a new history if its conditioning has changed.
 
         An earlier generation that ended after its first step, and began with the same noise, looks like a
@@ -71,7 +71,7 @@ class Generation:
         if not skips and step > 1:
             return None
         conditions, history = self._histories.get(call) or (Conditions(), History())
-        if conditions.changed(arguments, self._adapters.state()):
+        if conditions.changed(arguments(), self._adapters.state()):
             history = History()
         if step == 1 and not conditions.same:
             self.plans.drop(call)

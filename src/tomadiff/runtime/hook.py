@@ -85,10 +85,10 @@ class SiteCalls:
 
     def add(self, hooks: list[SiteHook], call: ModelCall) -> None:
         """Count a call at all sites that ran in it."""
-        alike = (hooks, call.tasks, [hook.ran for hook in hooks], call.span_lengths)
+        alike = (hooks, call.tasks, call.ran, call.span_lengths)
         if alike != self._last:
             self.settle()
-            self._last = alike
+        self._last = alike  # also if it is only equal: the same tasks are compared faster
         self._calls += 1
 
     def settle(self) -> None:
@@ -104,6 +104,8 @@ class SiteHook(ModelHook):
     """Merge, run, unmerge: around a submodule, a block, or with its neighbours around a span of blocks."""
 
     session: Session  # while the hook is on its module
+    inner: Callable[..., Any]  # what it calls: the module's forward, compiled if that was asked for
+    removed = False
 
     def __init__(self, config: ResolvedConfig, bound: BoundSite, index: int) -> None:
         super().__init__()
@@ -127,16 +129,15 @@ class SiteHook(ModelHook):
         self.undo: Snapshot | None = None  # set while this hook is being added or removed
         self.number = compile.number(self)
         self.compiler = compile.BlockCompiler()
-        self.ran = False  # whether the site has run in this call
         self.counts = SiteCounts()  # without the calls that the session's `site_calls` has not settled
 
     # -- adding the hook to its module, and removing it ----------------------------------------------------
 
     def register(self, session: Session) -> None:
-        module, self.session = self.bound.module, session
+        module, self.session, self.removed = self.bound.module, session, False
         self.undo = Snapshot(module)
         HookRegistry.check_if_exists_or_initialize(module).register_hook(self, HOOK)
-        self.forward = self.fn_ref.forward
+        self.forward, self.inner = self.fn_ref.forward, self.fn_ref.original_forward
         # past the registry's wrapper, which only calls pre_forward and post_forward; hooks that others add
         # later are put around this
         direct = functools.partial(self.new_forward, module)
@@ -152,6 +153,7 @@ class SiteHook(ModelHook):
         """Adjust to what others did to the module since the last call."""
         self._restore_hook_order()
         self.compiler.compile_inside(self.fn_ref.original_forward)
+        self.inner = self.compiler.forward or self.fn_ref.original_forward
         # adapters may have replaced a projection
         projections = {getattr(self.bound.module, name) for name in self.site.keys_projections}
         if projections != self.projections:
@@ -189,6 +191,7 @@ class SiteHook(ModelHook):
 
     def _let_go(self) -> None:
         """Drop what leads back to this hook: with cycles, models would stay in memory after `remove`."""
+        self.removed = True
         for name in ("session", "fn_ref", "forward"):
             self.__dict__.pop(name, None)
 
@@ -237,10 +240,12 @@ class SiteHook(ModelHook):
 
     def new_forward(self, module: nn.Module, *args: Any, **inputs: Any) -> Any:
         """Merge, run, unmerge. Compilers trace this, so everything that varies is left to operators."""
+        if self.removed:  # but others kept our forward and put it back, as accelerate does with what it found
+            return self.inner(*args, **inputs)
         call = self.session.call or self.session.require_call(self)
         task = call.tasks[self.index]
-        self.ran = True
-        forward = self.compiler.forward or self.fn_ref.original_forward
+        call.ran[self.index] = True
+        forward = self.inner
         if task.passes:
             return forward(*args, **inputs)
         if args:
@@ -289,8 +294,7 @@ class SiteHook(ModelHook):
         return self.site.weighed_inside and not (self.site.weigh_keys and is_compiling())
 
     def refuse_masks(self, inputs: Call) -> None:
-        holders = [inputs, *(inputs[name] for name in ATTENTION_KWARGS if inputs.get(name))]
-        for holder in holders:
+        for holder in filter(None, (inputs, *map(inputs.get, ATTENTION_KWARGS))):
             for mask in self.masks:
                 if holder.get(mask) is not None:
                     raise ConfigError(

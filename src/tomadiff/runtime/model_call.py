@@ -44,7 +44,7 @@ class SpanState(NamedTuple):
     suffix: int  # number of tokens after the image's, which are never merged
 
 
-@dataclass
+@dataclass(slots=True)
 class ModelCall:
     """The state of one call, made by the session or by measuring code; sites find it as `session.call`."""
 
@@ -61,6 +61,10 @@ class ModelCall:
     span_lengths: dict[int, tuple[int, int]] = field(default_factory=dict)  # tokens before and after merging
     # number of merges by site: a block may run several times per call, on parts of the batch
     visits: dict[int, int] = field(default_factory=dict)
+    ran: list[bool] = field(init=False)  # for each site, whether it has run
     block_input: Tensor | None = None  # input of the block that is running, for methods that plan from it
     # arguments and their rows for merged tokens, by the ids of destinations, argument and declaration
     gathered: dict[tuple[int, int, int], tuple[Any, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ran = [False] * len(self.tasks)

@@ -37,7 +37,7 @@ class KeptPlan:
     destinations_step: int
     weights_step: int
     used_step: int  # the last step that used it
-    # rows of per-token tables for merged tokens, by the table's length and its entries before the image's
+    # rows of per-token tables for the destinations, by the table's length and its entries before the image's
     places: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def tensors(self) -> list[Tensor]:
@@ -75,12 +75,13 @@ class PlanCache(dict[PlanKey, KeptPlan]):
         """The cached plan, with its weights or the whole plan recomputed if that is due."""
         kept = self.get(key)
         due = self.due(kept, step)
-        if kept is None or due is not None:
-            same = kept.plan.destinations if kept is not None and due == "weights" else None
-            plan, key_bias = make(same)
-            chosen = step if kept is None or due == "destinations" else kept.destinations_step
-            kept = self[key] = KeptPlan(plan, key_bias, chosen, step, step)
-            self.refreshes["destinations" if same is None else "weights"] += 1
+        if kept is None or due == "destinations":
+            kept = self[key] = KeptPlan(*make(None), step, step, step)
+            self.refreshes["destinations"] += 1
+        elif due == "weights":
+            new = make(kept.plan.destinations)
+            kept = self[key] = KeptPlan(*new, kept.destinations_step, step, step, kept.places)
+            self.refreshes["weights"] += 1
         kept.used_step = step
         return kept
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tomadiff.config import ResolvedConfig
-from tomadiff.core import MergePlan, exact_products
+from tomadiff.core import MergePlan
 from tomadiff.errors import ConfigError, UnsupportedModelError
 from tomadiff.methods import METHODS
 from tomadiff.models import Call
@@ -52,22 +52,24 @@ class Planner:
         grid = task.grid if expected else self.grid(call.layout, tokens.shape[1])
 
         def make(destinations: Tensor | None) -> tuple[MergePlan, Tensor | None]:
-            with torch.no_grad():
-                with call.times.spent("plan", tokens.device):
-                    features = self._features(inputs, tokens, prefix, suffix)
-                with call.times.overhead("plan", tokens.device), exact_products():
-                    plan = self.method.plan(
-                        features,
-                        grid,
-                        task.ratio,
-                        self.settings,
-                        shifted=call.shifted,
-                        depth=self.bound.depth,
-                        destinations=destinations,
-                    )
-                    cast = getattr(plan, "cast", None)  # only plans with matrices have it
-                    plan = plan if cast is None else cast(tokens.dtype)
-                    return plan, plan.log_sizes().to(tokens.dtype) if self.config.weigh_keys else None
+            if torch.is_grad_enabled():  # it rarely is, and to switch it off takes the host a while
+                with torch.no_grad():
+                    return make(destinations)
+            with call.times.spent("plan", tokens.device):
+                features = self._features(inputs, tokens, prefix, suffix)
+            with call.times.overhead("plan", tokens.device):
+                plan = self.method.plan(
+                    features,
+                    grid,
+                    task.ratio,
+                    self.settings,
+                    shifted=call.shifted,
+                    depth=self.bound.depth,
+                    destinations=destinations,
+                )
+                cast = getattr(plan, "cast", None)  # only plans with matrices have it
+                plan = plan if cast is None else cast(tokens.dtype)
+                return plan, plan.log_sizes().to(tokens.dtype) if self.config.weigh_keys else None
 
         alike = (tokens.shape[0], tokens.dtype, tokens.device)
         key = PlanKey(*self._owner, task.ratio, grid, call.shifted, call.number, visit, *alike)

@@ -171,7 +171,7 @@ class Session:
         """Find out which step this call belongs to, and forecast its output or prepare the sites."""
         arguments = dict(zip(self.parameters, args)) | kwargs
         generation, clock = self._take_a_step(arguments), self.clock
-        history = generation.history(clock.step, clock.call, self._conditions(arguments))
+        history = generation.history(clock.step, clock.call, lambda: self._conditions(arguments))
         noisy = generation.noisy(clock.step, arguments.get(self.parameters[0]))
         if history is not None and history.ready and not generation.schedule.runs(clock.step):
             return Turn(history, noisy, forecast=history.forecast(clock.step, noisy))
@@ -198,7 +198,7 @@ class Session:
         self.guard.leave()
 
     def _merged_nowhere(self, call: ModelCall) -> bool:
-        if any(hook.ran for hook in self.sites) or not any(task.merged for task in call.tasks):
+        if any(call.ran) or not any(task.merged for task in call.tasks):
             return False
         self.site_calls.settle()
         return not any(hook.counts.calls for hook in self.sites)
@@ -355,8 +355,6 @@ class Session:
         elif self.long_keys is not None and generation.schedule.skips:
             found, shifted = self.long_keys.tasks(arguments, generation), False
         layout, tasks = found or (Layout(), self.dense_tasks())
-        for hook in self.hooks:
-            hook.ran = False
         clock = self.clock
         return ModelCall(clock.step, clock.call, shifted, layout, tasks, generation.plans, self.times)
 
