@@ -78,10 +78,12 @@ def _gather(
         at = places_in_table(destinations, tokens, *key)
         if places is not None:
             places[key] = at
-    gathered = rows_at(at, table, rows.axis)
-    merged: Tensor | PerSample = gathered
-    if rows.axis == 0:
-        merged = gathered[0] if len(gathered) == 1 else PerSample(gathered)
+    merged: Tensor | PerSample
+    if rows.axis == 0 and len(at) == 1:  # one table for all samples, which are one
+        merged = table.index_select(0, at[0])
+    else:
+        gathered = rows_at(at, table, rows.axis)
+        merged = PerSample(gathered) if rows.axis == 0 else gathered
     return PerLength(table, merged) if keys_only else merged
 
 
