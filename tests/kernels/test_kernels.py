@@ -94,7 +94,7 @@ def test_a_plan_is_two_launches_new_weights_are_one_and_a_site_two(
 ) -> None:
     launched: list[str] = []
     monkeypatch.setattr(Launch, "run", lambda launch: launched.append(launch.kernel.fn.__name__))
-    monkeypatch.setattr(kernels, "usable", lambda x, region: True)
+    monkeypatch.setattr(kernels, "usable", lambda *program: True)
     x = torch.zeros(2, 5 + math.prod(grid), 16, dtype=torch.float16)[:, 5:]  # behind text
     settings = PlanSettings(unmerge="regression")  # as by default
     regions = core.partition(grid, "tile", 8, False, CPU)  # made once for all plans
@@ -113,15 +113,15 @@ def test_a_plan_is_two_launches_new_weights_are_one_and_a_site_two(
 def test_kernels_stay_away_from_the_cpu_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(1)
     monkeypatch.delenv("TOMADIFF_KERNELS", raising=False)
-    assert not kernels.usable(x, 64)
+    assert not kernels.usable(x, 64, 32)
     monkeypatch.setenv("TOMADIFF_KERNELS", "1")
     with pytest.raises(ConfigError, match="kernels run on CUDA"):
-        kernels.usable(x, 64)
+        kernels.usable(x, 64, 32)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert kernels.usable(x, 64)
+    assert kernels.usable(x, 64, 32)
     monkeypatch.setenv("TOMADIFF_KERNELS", "yes")
     with pytest.raises(ConfigError, match="yes"):
-        kernels.usable(x, 64)
+        kernels.usable(x, 64, 32)
 
 
 class OnCuda:
@@ -132,26 +132,29 @@ class OnCuda:
 
 def test_kernels_run_on_cuda_where_triton_works(monkeypatch: pytest.MonkeyPatch) -> None:
     x = OnCuda()
-    monkeypatch.setattr(kernels, "works", lambda device, dtype, places: places >= 64)
+    asked: list[tuple] = []
+    monkeypatch.setattr(kernels, "works", lambda *program: asked.append(program[2:]) or program[2] >= 64)
     monkeypatch.delenv("TOMADIFF_KERNELS", raising=False)
-    assert kernels.usable(x, kernels.LARGEST)
-    assert not kernels.usable(x, kernels.LARGEST + 1)
-    assert kernels.usable(x, 33) and not kernels.usable(x, 32), "each block size is tried"
+    assert kernels.usable(x, kernels.LARGEST, 16)
+    assert not kernels.usable(x, kernels.LARGEST + 1, 16)
+    assert kernels.usable(x, 33, 16) and not kernels.usable(x, 32, 16), "each block size is tried"
+    assert kernels.usable(x, 64, 33, True) and kernels.usable(x, 64, 17, False)
+    assert asked[-2:] == [(64, 64, True), (64, 32, False)]
     x.dtype = torch.float64
-    assert not kernels.usable(x, 64), "kernels add up in fp32"
+    assert not kernels.usable(x, 64, 32), "kernels add up in fp32"
     x.dtype = torch.bfloat16
-    assert kernels.usable(x, 64)
+    assert kernels.usable(x, 64, 32)
     monkeypatch.setenv("TOMADIFF_KERNELS", "0")
-    assert not kernels.usable(x, 64)
+    assert not kernels.usable(x, 64, 32)
 
 
 def test_kernels_that_cant_run_are_told_once_and_done_without() -> None:
     device = torch.device("cuda", 99)  # nobody has it
-    with pytest.warns(UserWarning, match="float16 on cuda:99 can't run.*up to 64 tokens"):
-        assert not kernels.works(device, torch.float16, 64)
+    with pytest.warns(UserWarning, match="float16 on cuda:99 can't run.*up to 64 tokens .* up to 32"):
+        assert not kernels.works(device, torch.float16, 64, 32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not kernels.works(device, torch.float16, 64)
+        assert not kernels.works(device, torch.float16, 64, 32)
 
 
 def test_the_warning_says_what_triton_could_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,13 +162,13 @@ def test_the_warning_says_what_triton_could_not_compile(monkeypatch: pytest.Monk
     source = "def _mix(weights, x):\n    return tl.dot(weights, x)"
     call = ast.parse(source).body[0].body[0].value
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **more: Any) -> None:
         raise CompilationError(source, call, "Unsupported lhs dtype bf16")
 
     monkeypatch.setattr(probe, "difference", fail)
     device = torch.device("cuda", 98)  # nobody has it
     with pytest.warns(UserWarning, match="can't run: CompilationError: Unsupported lhs dtype bf16. Merging"):
-        assert not kernels.works(device, torch.bfloat16, 64)
+        assert not kernels.works(device, torch.bfloat16, 64, 32)
 
 
 # -- launches that are repeated ----------------------------------------------------------------------------
