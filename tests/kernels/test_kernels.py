@@ -64,15 +64,44 @@ def test_kernels_for_ragged_regions_compile_as_well() -> None:
 
 @pytest.mark.parametrize("capability", SHARED)
 @pytest.mark.parametrize(
-    ("kernel", "size", "largest"),
-    [("destinations", 16, kernels.LARGEST), ("weights", (8, 16), kernels.LARGEST_WEIGHED)],
+    ("kernel", "size", "dtype", "ratio", "regression"),
+    [
+        ("destinations", 16, torch.float16, 0.5, True),
+        ("weights", (8, 16), torch.float16, 0.5, True),
+        ("weights", (8, 16), torch.float32, 0.25, False),  # which takes the most shared memory
+    ],
+    ids=str,
 )
 def test_the_largest_regions_fit_on_every_gpu(
-    kernel: str, size: int | tuple[int, int], largest: int, capability: int
+    kernel: str,
+    size: int | tuple[int, int],
+    dtype: torch.dtype,
+    ratio: float,
+    regression: bool,
+    capability: int,
 ) -> None:
-    launch = launches((64, 64), size, 640, torch.float16)[kernel]
-    assert launch.arguments["n"] == largest
+    launch = launches((64, 64), size, 640, dtype, ratio, regression)[kernel]
+    n, k = launch.arguments["n"], launch.arguments["k"]
+    assert n == (kernels.LARGEST if kernel == "destinations" else kernels.LARGEST_WEIGHED)
+    assert kernel == "destinations" or not regression or k == kernels.LARGEST_SOLVED
     assert_fits(compile_for(capability, launch), capability)
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_weights_of_tiles_that_keep_most_tokens_compile_without_spilling(capability: int) -> None:
+    launch = launches((64, 64), 8, 640, torch.float16, 0.25)["weights"]
+    assert launch.arguments["PLACES"] == launch.arguments["SLOTS"] == 64
+    made = compile_for(capability, launch)
+    assert_fits(made, capability)
+    assert made.spilled == 0
+
+
+def test_core_solves_what_does_not_fit_into_registers() -> None:
+    regression, transposed = PlanSettings(unmerge="regression"), PlanSettings()
+    assert toma.regression_by_kernel(regression, kernels.LARGEST_WEIGHED, kernels.LARGEST_SOLVED) is True
+    assert toma.regression_by_kernel(regression, kernels.LARGEST_WEIGHED, kernels.LARGEST_SOLVED + 1) is None
+    assert toma.regression_by_kernel(transposed, kernels.LARGEST_WEIGHED, kernels.LARGEST_WEIGHED) is False
+    assert toma.regression_by_kernel(transposed, kernels.LARGEST_WEIGHED + 1, 1) is None
 
 
 class Operations(TorchDispatchMode):

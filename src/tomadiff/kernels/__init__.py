@@ -18,8 +18,8 @@ from torch import Tensor
 from tomadiff.errors import ConfigError, reason
 
 # Tokens in the largest region that one Triton program can hold, and in the largest one whose matrices it can
-# make; core does larger ones.
-LARGEST, LARGEST_WEIGHED = 256, 128
+# make; and the most destinations whose regression it can solve in registers. core does whatever is larger.
+LARGEST, LARGEST_WEIGHED, LARGEST_SOLVED = 256, 128, 64
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 

@@ -27,11 +27,7 @@ def plan(
     """A plan for features [B, N, C] on a grid of tokens; given `destinations` [B, K], only new weights."""
     regions = partition(grid, settings.regions, settings.region_size, shifted, features.device)
     slots = slot_layout(regions.lengths, ratio, features.device)
-    # whether the kernel that makes weights does so by regression, or None where core makes them
-    regression: bool | None = settings.unmerge == "regression"
-    globally = settings.assign == "global"
-    if globally or settings.unmerge == "pinv" or regions.size > kernels.LARGEST_WEIGHED:
-        regression = None
+    regression = regression_by_kernel(settings, regions.size, slots.size)
     usable = kernels.usable(features, regions.size, slots.size, regression)
     if usable:
         from tomadiff.kernels import plan as by_kernels  # brings Triton
@@ -47,12 +43,24 @@ def plan(
         slots,
         settings.scale,
         settings.unmerge,
-        assign_globally=globally,
+        assign_globally=settings.assign == "global",
         destinations=destinations,
     )
     if usable and kernels.usable(features, plan.regions.size, plan.slots.size):
         return by_kernels.Fused(plan)
     return plan
+
+
+def regression_by_kernel(settings: PlanSettings, size: int, kept: int) -> bool | None:
+    """Whether the kernel that makes weights does so by regression; None if core makes them.
+
+    In regions of `size` tokens, of which up to `kept` are destinations.
+    """
+    regression = settings.unmerge == "regression"
+    too_large = size > kernels.LARGEST_WEIGHED or (regression and kept > kernels.LARGEST_SOLVED)
+    if too_large or settings.assign == "global" or settings.unmerge == "pinv":
+        return None
+    return regression
 
 
 def length(grid: tuple[int, ...], ratio: float, settings: PlanSettings) -> int:

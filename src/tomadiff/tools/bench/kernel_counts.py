@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tomadiff.core import MergePlan, Plan, partition, slot_layout
-from tomadiff.kernels import LARGEST, LARGEST_WEIGHED
+from tomadiff.kernels import LARGEST
 from tomadiff.methods import PlanSettings, toma
 from tomadiff.methods.method import Method
 
@@ -38,7 +38,8 @@ def plan(
         destinations = features.new_empty(len(features), slots.kept, dtype=torch.long)
         moved = size(features, destinations)
         note_kernel("destinations", 2 * groups * n * n * channels, moved, torch.float32, (groups, n, n), k)
-    if settings.assign == "global" or settings.unmerge == "pinv" or n > LARGEST_WEIGHED:
+    regression = toma.regression_by_kernel(settings, n, k)
+    if regression is None:
         made: MergePlan = toma.plan(
             features, grid, ratio, settings, shifted=shifted, depth=depth, destinations=destinations
         )
@@ -47,7 +48,7 @@ def plan(
     assignment = features.new_empty(groups, k, n, dtype=torch.float32)
     merging, unmerging = features.new_empty(groups, k, n), features.new_empty(groups, n, k)
     products, rounds = k * n * channels, 0
-    if settings.unmerge == "regression":
+    if regression:
         products += n * n * channels + k * n * n + k * k * n + k * k * (k + n)
         rounds = k  # of elimination
     moved = size(features, destinations, assignment, merging, unmerging)

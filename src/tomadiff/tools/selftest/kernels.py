@@ -24,7 +24,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], str, int | tuple[int, int], float, int,
     "ragged tiles": ((61, 107), "tile", 8, 0.5, 320, True),
     "video": ((3, 30, 52), "tile", 8, 0.25, 128, True),
     "stripes": ((50, 33), "stripe", 8, 0.5, 70, False),
-    "tiles of 128 tokens": ((32, 48), "tile", (8, 16), 0.25, 64, True),
+    "tiles of 128 tokens": ((32, 48), "tile", (8, 16), 0.5, 64, True),
     "tiles of 256 tokens": ((32, 48), "tile", 16, 0.5, 64, None),
 }
 WARM_UP, LAUNCHES = 3, 200  # number of launches before those that are timed, and of these
