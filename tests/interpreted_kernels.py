@@ -25,7 +25,8 @@ import tomadiff
 from tomadiff import core, kernels
 from tomadiff.core import Plan, partition, similarity, slot_layout, unit_vectors
 from tomadiff.core.select import TIE
-from tomadiff.kernels import LARGEST, probe
+from tomadiff.kernels import LARGEST, probe, select
+from tomadiff.kernels import weights as weigh
 from tomadiff.kernels.launch import Launch, repeats_of
 from tomadiff.kernels.merge import _mix as mix
 from tomadiff.kernels.merge import merge, unmerge
@@ -624,5 +625,7 @@ def test_launches_are_repeated_from_step_to_step(monkeypatch: pytest.MonkeyPatch
         pictures.append(drawn(pipe, steps=8, size=(64, 64)))
     # both kinds of blocks merge and unmerge, behind text and without it
     assert 0 < launched.count(mix) <= 4
+    assert 0 < launched.count(select._destinations) <= 2
+    assert 0 < launched.count(weigh._weights) <= 2
     torch.testing.assert_close(*pictures, atol=1e-3, rtol=1e-3)
     repeats_of.cache_clear()  # of kernels in the interpreter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ pytest.importorskip("triton", reason="Triton is not installed: there is none for
 from kernel_resources import SHARED, Compiled, compile_for, launches
 from triton.compiler.errors import CompilationError
 
-from tomadiff.kernels import merge, probe
+from tomadiff.kernels import merge, probe, select, weights
 from tomadiff.kernels.launch import Launch, Repeat, Repeats, repeats_of
 from tomadiff.kernels.launch import run as run_launch
 
@@ -250,6 +251,50 @@ def test_a_repeated_launch_is_the_one_that_would_be_made_anew(monkeypatch: pytes
         value for repeat in repeats.values() for value in repeat.values if isinstance(value, torch.Tensor)
     ]
     assert held and not any(value.is_floating_point() for value in held), "tokens and weights must be let go"
+
+
+def test_repeated_weights_are_those_that_would_be_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Argument by argument; with another scale, or without regression, they are made anew."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # as of tensors on the CPU
+    compiled, made = Noting(), []
+    monkeypatch.setattr(Launch, "run", lambda launch: made.append(launch) or compiled)
+    repeats_of.cache_clear()
+    regions = core.partition((8, 13), "tile", 8, False, CPU)
+    slots = core.slot_layout(regions.lengths, 0.5, CPU)
+    for known, (scale, regression) in enumerate(((1000.0, True), (10.0, True), (1000.0, False)), start=1):
+        for _ in range(2):
+            x, chosen = torch.rand(2, 104, 16), torch.randint(104, (2, slots.kept))
+            matrices = weights.weights(x, regions, slots, chosen, scale, regression)
+        assert len(made) == len(compiled.launched) == known
+        grid, values = compiled.launched[-1]
+        names = made[-1].kernel.arg_names
+        tensors = x, chosen, *matrices, values[names.index("scratch")]
+        fresh = weights.weights_launch(regions, slots, scale, regression, tensors)
+        assert grid == (*fresh.grid, 1, 1)
+        expected = [fresh.arguments[name] for name in names]
+        assert all(a is b or a == b for a, b in zip(values, expected, strict=True))
+    repeats_of.cache_clear()
+
+
+@pytest.mark.parametrize("tokens", [103, 105])
+def test_features_of_another_number_of_tokens_are_refused(tokens: int) -> None:
+    """A kernel would read beyond them, or others than those of the region."""
+    regions = core.partition((8, 13), "tile", 8, False, CPU)
+    slots = core.slot_layout(regions.lengths, 0.5, CPU)
+    x, chosen = torch.rand(2, tokens, 16), torch.zeros(2, slots.kept, dtype=torch.long)
+    with pytest.raises(ValueError, match=rf"\[2, {tokens}, 16\].*104 tokens"):
+        select.destinations(x, regions, slots)
+    with pytest.raises(ValueError, match=rf"\[2, {tokens}, 16\].*104 tokens"):
+        weights.weights(x, regions, slots, chosen, 1000.0, True)
+
+
+@pytest.mark.parametrize("shape", [(1, 52), (2, 51), (2, 53), (104,)])
+def test_destinations_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    regions = core.partition((8, 13), "tile", 8, False, CPU)
+    slots = core.slot_layout(regions.lengths, 0.5, CPU)
+    x, chosen = torch.rand(2, 104, 16), torch.zeros(shape, dtype=torch.long)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(list(shape)))}.*\[2, 52\]"):
+        weights.weights(x, regions, slots, chosen, 1.0, True)
 
 
 class Devices:
