@@ -500,7 +500,12 @@ def test_weights_of_rounded_features_fail_the_probe(places: int, monkeypatch: py
         ("destinations", lambda x, regions, slots: torch.full((2, slots.kept), -1), "there are not"),
         ("weights", lambda *given: tuple(1.1 * matrix for matrix in weights(*given)), "weigh"),
         ("merge", lambda plan, x, repeats: 1.1 * merge(plan, x), "merge otherwise"),
-        ("unmerge", lambda plan, y, onto, merged, repeats: onto + 0, "unmerge otherwise"),
+        (
+            "unmerge",
+            lambda plan, y, *given, **more: unmerge(plan, 1.1 * y, *given, **more),
+            "unmerge otherwise",
+        ),
+        ("unmerge", lambda *given, **more: _wrong_for_values(*given, **more), "unmerge values otherwise"),
     ],
 )
 def test_kernels_that_do_something_else_are_told_and_done_without(
@@ -509,6 +514,25 @@ def test_kernels_that_do_something_else_are_told_and_done_without(
     monkeypatch.setattr(probe, kernel, wrong)
     with pytest.warns(UserWarning, match=f"float32 on {DEVICE} {told}|float32 on {DEVICE} choose .*{told}"):
         assert not kernels.works(DEVICE, torch.float32, 64, 32, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_probe_runs_kernels_in_its_dtype(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, seen = Launch.run, set()
+
+    def note(launch: Launch) -> Any:
+        read = launch.arguments.get("features", launch.arguments.get("x"))
+        seen.add((launch.kernel, read.dtype))
+        return run(launch)
+
+    monkeypatch.setattr(Launch, "run", note)
+    probe.difference(DEVICE, dtype, *probe.example(16, 16))
+    assert seen == {(kernel, dtype) for kernel in (select._destinations, weigh._weights, mix)}
+
+
+def _wrong_for_values(plan: Plan, y: Tensor, onto: Tensor | None = None, *given: Any, **more: Any) -> Tensor:
+    """Right for changes, which are added to tokens."""
+    return (1.1 if onto is None else 1.0) * unmerge(plan, y, onto, *given, **more)
 
 
 def _first(x: Tensor, slots: core.Slots) -> Tensor:

@@ -187,6 +187,21 @@ def test_kernels_that_cant_run_are_told_once_and_done_without() -> None:
         assert not kernels.works(device, torch.float16, 64, 32)
 
 
+@pytest.mark.parametrize("dtype", kernels.DTYPES, ids=str)
+def test_kernels_are_probed_in_the_dtype_they_are_asked_for(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple] = []
+
+    def difference(device: torch.device, dtype: torch.dtype, *shape: Any, regression: bool | None) -> None:
+        tried.append((device, dtype, shape, regression))
+
+    monkeypatch.setattr(probe, "difference", difference)
+    device = torch.device("cuda", 97)  # nobody has it
+    assert kernels.works(device, dtype, 64, 32, False) and kernels.works(device, dtype, 64, 32, False)
+    assert tried == [(device, dtype, probe.example(64, 32), False)]
+
+
 def test_the_warning_says_what_triton_could_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is the last line of what it says, after the place and the source."""
     source = "def _mix(weights, x):\n    return tl.dot(weights, x)"
