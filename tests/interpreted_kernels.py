@@ -413,6 +413,19 @@ def test_every_program_that_runs_was_probed(
     assert known and launched == known[-1]
 
 
+def test_tokens_in_another_dtype_are_merged_by_kernels_that_work_in_it(
+    probed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under autocast, normalised tokens are in fp32, and so are plans at first; tokens may be in fp16."""
+    monkeypatch.setattr(kernels, "works", lambda device, dtype, *program: dtype != torch.float16)
+    plan = toma.plan(features(0, 1, 32, 16), (4, 8), 0.5, PlanSettings(region_size=4))
+    assert isinstance(plan, Fused) and plan.cast(torch.float32) is plan
+    assert isinstance(plan.cast(torch.bfloat16), Fused)
+    for dtype in (torch.float16, torch.float64):
+        cast = plan.cast(dtype)
+        assert isinstance(cast, Plan) and cast.merging.dtype == dtype
+
+
 @pytest.mark.parametrize(("slots", "regression"), [(64, True), (32, False)])
 def test_a_plan_whose_program_fails_is_made_by_core(
     slots: int, regression: bool, probed: None, monkeypatch: pytest.MonkeyPatch

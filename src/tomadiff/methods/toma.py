@@ -25,7 +25,10 @@ def plan(
     destinations: Tensor | None = None,
 ) -> MergePlan:
     """A plan for features [B, N, C] on a grid of tokens; given `destinations` [B, K], only new weights."""
-    regions = partition(grid, settings.regions, settings.region_size, shifted, features.device)
+    layout = grid, settings.regions, settings.region_size
+    regions = partition(*layout, shifted, features.device)
+    if settings.shift:
+        partition(*layout, not shifted, features.device)
     slots = slot_layout(regions.lengths, ratio, features.device)
     regression = regression_by_kernel(settings, regions.size, slots.size)
     usable = kernels.usable(features, regions.size, slots.size, regression)
