@@ -334,10 +334,10 @@ def test_the_probe_tries_the_program_of_the_region(places: int, slots: int) -> N
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """Nothing was probed yet, and nothing that was probed in a test stays."""
-    kernels.works.cache_clear()
+    """Nothing was probed or launched yet, and nothing of a test stays."""
+    kernels.works.cache_clear(), repeats_of.cache_clear()
     yield
-    kernels.works.cache_clear()
+    kernels.works.cache_clear(), repeats_of.cache_clear()
 
 
 def programs(monkeypatch: pytest.MonkeyPatch, fails: Callable[[dict[str, Any]], bool]) -> set[tuple]:
@@ -386,13 +386,7 @@ def planned(settings: dict[str, str], ratio: float, size: int) -> core.MergePlan
 def probed(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are used where the probe says that they work, as on CUDA."""
     monkeypatch.setenv("TOMADIFF_KERNELS", "auto")
-
-    def usable(x: Tensor, size: int, kept: int, regression: bool | None = None) -> bool:
-        if size > LARGEST:
-            return False
-        return kernels.works(x.device, x.dtype, kernels.block(size), kernels.block(kept), regression)
-
-    monkeypatch.setattr(kernels, "usable", usable)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
 
 
 @pytest.mark.parametrize(("settings", "ratio", "size"), PLANNED, ids=str)
