@@ -74,16 +74,21 @@ def compile_for(capability: int, launch: Launch) -> Compiled:
 
 
 def launches(
-    grid: tuple[int, ...], size: int | tuple[int, ...], channels: int, dtype: torch.dtype
+    grid: tuple[int, ...],
+    size: int | tuple[int, ...],
+    channels: int,
+    dtype: torch.dtype,
+    ratio: float = 0.5,
+    regression: bool = True,
 ) -> dict[str, Launch]:
-    """What a block of such tokens in tiles of such a size launches at ratio 0.5, for two samples."""
-    plan, x, y = tensors(grid, size, channels, dtype)
+    """What a block of such tokens in tiles of such a size launches for two samples."""
+    plan, x, y = tensors(grid, size, channels, dtype, ratio)
     regions, slots = plan.regions, plan.slots
     scratch = torch.empty(len(plan.merging), 1, 1)  # only its type matters
     matrices = (x, plan.destinations, plan.merging.float(), plan.merging, plan.merging, scratch)
     made = (
         destinations_launch(x, regions, slots, plan.destinations),
-        weights_launch(regions, slots, 1000.0, True, matrices),
+        weights_launch(regions, slots, 1000.0, regression, matrices),
         merge_launch(plan, x, y),
         unmerge_launch(plan, y, x, y, x),
     )
@@ -91,11 +96,15 @@ def launches(
 
 
 def tensors(
-    grid: tuple[int, ...], size: int | tuple[int, ...], channels: int, dtype: torch.dtype
+    grid: tuple[int, ...],
+    size: int | tuple[int, ...],
+    channels: int,
+    dtype: torch.dtype,
+    ratio: float = 0.5,
 ) -> tuple[Plan, Tensor, Tensor]:
     """A plan, tokens and merged tokens, with whatever the memory holds."""
     regions = partition(grid, "tile", size, False, CPU)
-    places = slot_layout(regions.lengths, 0.5, CPU)
+    places = slot_layout(regions.lengths, ratio, CPU)
     x = torch.empty(2, regions.tokens, channels, dtype=dtype)
     y = torch.empty(2, places.kept, channels, dtype=dtype)
     chosen = torch.empty(2, places.kept, dtype=torch.long)
@@ -118,7 +127,7 @@ def launching_nothing() -> Iterator[None]:
     with (
         mock.patch.object(Launch, "run", lambda launch: Nothing()),
         mock.patch.object(torch.cuda, "current_device", lambda: None),  # as of tensors on the CPU
-        mock.patch.object(kernels, "works", lambda device, dtype, places: True),
+        mock.patch.object(kernels, "works", lambda *program: True),
         mock.patch.object(Tensor, "is_cuda", True),
         mock.patch.object(by_kernels, "destinations", lambda *given: choose(*given).zero_()),
     ):
@@ -158,7 +167,13 @@ def main() -> None:
         ("ragged tiles, fp16", KERNELS, (60, 107), 8, 640, torch.float16),
         ("64 tokens, bf16", KERNELS, (64, 64), 8, 3072, torch.bfloat16),
         ("64 tokens, fp32", KERNELS, (64, 64), 8, 640, torch.float32),
+        ("64 tokens, ratio 0.25, fp16", KERNELS[1:2], (64, 64), 8, 640, torch.float16, 0.25),
+        ("64 tokens, ratio 0.25, fp32", KERNELS[1:2], (64, 64), 8, 640, torch.float32, 0.25),
         ("128 tokens, fp16", KERNELS[:2], (64, 64), (8, 16), 640, torch.float16),
+        (
+            *("128 tokens, ratio 0.25, transposed, fp32", KERNELS[1:2]),
+            *((64, 64), (8, 16), 640, torch.float32, 0.25, False),
+        ),
         ("256 tokens, fp16", KERNELS[:1], (64, 64), 16, 640, torch.float16),
     ):
         for kernel in names:

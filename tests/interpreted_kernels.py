@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ import tomadiff
 from tomadiff import core, kernels
 from tomadiff.core import Plan, partition, similarity, slot_layout, unit_vectors
 from tomadiff.core.select import TIE
-from tomadiff.kernels import LARGEST, probe
+from tomadiff.kernels import LARGEST, probe, select
+from tomadiff.kernels import weights as weigh
 from tomadiff.kernels.launch import Launch, repeats_of
 from tomadiff.kernels.merge import _mix as mix
 from tomadiff.kernels.merge import merge, unmerge
@@ -316,29 +318,120 @@ def test_kernels_that_do_what_core_does_pass_the_probe(dtype: torch.dtype) -> No
     assert probe.difference(DEVICE, dtype) is None
 
 
-@pytest.mark.parametrize("places", [16, 32, 64, 128, 256])
-def test_the_probe_tries_the_program_of_the_region(places: int) -> None:
-    """With ragged regions, and without filling the block."""
-    grid, kind, size = probe.example(places)
+@pytest.mark.parametrize(
+    ("places", "slots"), [(16, 16), (32, 32), (64, 16), (64, 32), (64, 64), (128, 128), (256, 16), (256, 128)]
+)
+def test_the_probe_tries_the_program_of_the_region(places: int, slots: int) -> None:
+    """With ragged regions, and without filling the blocks."""
+    grid, kind, size, ratio = probe.example(places, slots)
     regions = partition(grid, kind, size, False, DEVICE)
     assert places // 2 < regions.size < places == kernels.block(regions.size)
     assert regions.real is not None
+    layout = slot_layout(regions.lengths, ratio, DEVICE)
+    assert layout.size < slots == kernels.block(layout.size)
+    assert layout.real is not None
 
 
-def test_kernels_that_fail_at_one_size_of_regions_are_used_at_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Launch.run
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Nothing was probed or launched yet, and nothing of a test stays."""
+    kernels.works.cache_clear(), repeats_of.cache_clear()
+    yield
+    kernels.works.cache_clear(), repeats_of.cache_clear()
 
-    def fail(launch: Launch) -> Any:
-        if launch.arguments.get("PLACES") == 32:
+
+def programs(monkeypatch: pytest.MonkeyPatch, fails: Callable[[dict[str, Any]], bool]) -> set[tuple]:
+    """The kernels that are launched from now on, with whatever makes them other programs; some fail."""
+    run, launched = Launch.run, set()
+
+    def note(launch: Launch) -> Any:
+        sizes = {name: value for name, value in launch.arguments.items() if name.isupper()}
+        if fails(sizes):
             raise RuntimeError("out of resource: shared memory")
+        launched.add((launch.kernel.__name__, *sizes.items()))
         return run(launch)
 
-    monkeypatch.setattr(Launch, "run", fail)
-    kernels.works.cache_clear()
-    assert kernels.works(DEVICE, torch.float32, 16)
-    with pytest.warns(UserWarning, match="can't run.*out of resource.*up to 32 tokens"):
-        assert not kernels.works(DEVICE, torch.float32, 32)
-    kernels.works.cache_clear()
+    monkeypatch.setattr(Launch, "run", note)
+    return launched
+
+
+def test_kernels_that_fail_at_one_size_of_regions_are_used_at_others(
+    fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs(monkeypatch, lambda sizes: sizes.get("PLACES") == 32)
+    assert kernels.works(DEVICE, torch.float32, 16, 16, True)
+    with pytest.warns(UserWarning, match="can't run.*out of resource.*up to 32 tokens .* up to 16 does"):
+        assert not kernels.works(DEVICE, torch.float32, 32, 16, True)
+
+
+PLANNED = [
+    *[({"unmerge": "regression"}, ratio, 8) for ratio in (0.25, 0.5, 0.8)],
+    ({"unmerge": "transpose"}, 0.25, 8),
+    ({"unmerge": "pinv"}, 0.5, 8),
+    ({"assign": "global"}, 0.5, 4),
+]
+
+
+def planned(settings: dict[str, str], ratio: float, size: int) -> core.MergePlan:
+    """On a device that has kernels, in tiles that are not ragged. In this plan, tokens are merged, too."""
+    x = features(0, 1, 128, 64)
+    plan = toma.plan(x, (8, 16), ratio, PlanSettings(region_size=size, **settings))
+    merged = plan.merge(x)
+    plan.unmerge(merged)
+    plan.unmerge(merged, x, merged)
+    return plan
+
+
+@pytest.fixture
+def probed(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are used where the probe says that they work, as on CUDA."""
+    monkeypatch.setenv("TOMADIFF_KERNELS", "auto")
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+
+
+@pytest.mark.parametrize(("settings", "ratio", "size"), PLANNED, ids=str)
+def test_every_program_that_runs_was_probed(
+    settings: dict[str, str], ratio: float, size: int, probed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[set[tuple]] = []
+    launched = programs(monkeypatch, lambda sizes: False)
+    works = kernels.works
+
+    def note(*program: Any) -> bool:
+        works(*program)
+        known.append(set(launched))
+        return works(*program)
+
+    monkeypatch.setattr(kernels, "works", note)
+    assert isinstance(planned(settings, ratio, size), Fused)
+    assert known and launched == known[-1]
+
+
+def test_tokens_in_another_dtype_are_merged_by_kernels_that_work_in_it(
+    probed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under autocast, normalised tokens are in fp32, and so are plans at first; tokens may be in fp16."""
+    monkeypatch.setattr(kernels, "works", lambda device, dtype, *program: dtype != torch.float16)
+    plan = toma.plan(features(0, 1, 32, 16), (4, 8), 0.5, PlanSettings(region_size=4))
+    assert isinstance(plan, Fused) and plan.cast(torch.float32) is plan
+    assert isinstance(plan.cast(torch.bfloat16), Fused)
+    for dtype in (torch.float16, torch.float64):
+        cast = plan.cast(dtype)
+        assert isinstance(cast, Plan) and cast.merging.dtype == dtype
+
+
+@pytest.mark.parametrize(("slots", "regression"), [(64, True), (32, False)])
+def test_a_plan_whose_program_fails_is_made_by_core(
+    slots: int, regression: bool, probed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And told once. Other plans are not concerned."""
+    fails = {"PLACES": 64, "SLOTS": slots, "REGRESSION": regression}
+    programs(monkeypatch, lambda sizes: sizes == fails)
+    settings = {"unmerge": "regression" if regression else "transpose"}
+    with warnings.catch_warnings(record=True) as told:
+        for kept, ratio in 2 * ((32, 0.5), (64, 0.25)):
+            assert isinstance(planned(settings, ratio, 8), Plan if kept == slots else Fused)
+    assert [f"up to 64 tokens of a region into up to {slots}" in str(one.message) for one in told] == [True]
 
 
 class Strict(TorchFunctionMode):
@@ -399,24 +492,54 @@ def test_the_probe_minds_no_tf32(tf32: None) -> None:
     assert probe.difference(DEVICE, torch.float32) is None
 
 
+@pytest.mark.parametrize("places", [16, 64])
+def test_weights_of_rounded_features_fail_the_probe(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a kernel would make them whose products are in TF32."""
+    monkeypatch.setattr(probe, "weights", lambda x, *given: weights(_rounded(unit_vectors(x)), *given))
+    told = probe.difference(DEVICE, torch.float32, *probe.example(places, places))
+    assert told == "weigh tokens otherwise than core"
+
+
 @pytest.mark.parametrize(
     ("kernel", "wrong", "told"),
     [
         ("destinations", lambda x, regions, slots: slots.pack(regions.tokens_at(_first(x, slots))), "worse"),
         ("destinations", lambda x, regions, slots: torch.full((2, slots.kept), -1), "there are not"),
-        ("weights", lambda *given, regression: tuple(1.1 * m for m in weights(*given, regression)), "weigh"),
+        ("weights", lambda *given: tuple(1.1 * matrix for matrix in weights(*given)), "weigh"),
         ("merge", lambda plan, x, repeats: 1.1 * merge(plan, x), "merge otherwise"),
-        ("unmerge", lambda plan, y, onto, merged, repeats: onto + 0, "unmerge otherwise"),
+        (
+            "unmerge",
+            lambda plan, y, *given, **more: unmerge(plan, 1.1 * y, *given, **more),
+            "unmerge otherwise",
+        ),
+        ("unmerge", lambda *given, **more: _wrong_for_values(*given, **more), "unmerge values otherwise"),
     ],
 )
 def test_kernels_that_do_something_else_are_told_and_done_without(
-    kernel: str, wrong: Any, told: str, monkeypatch: pytest.MonkeyPatch
+    kernel: str, wrong: Any, told: str, fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, kernel, wrong)
-    kernels.works.cache_clear()
     with pytest.warns(UserWarning, match=f"float32 on {DEVICE} {told}|float32 on {DEVICE} choose .*{told}"):
-        assert not kernels.works(DEVICE, torch.float32, 64)
-    kernels.works.cache_clear()
+        assert not kernels.works(DEVICE, torch.float32, 64, 32, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_probe_runs_kernels_in_its_dtype(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, seen = Launch.run, set()
+
+    def note(launch: Launch) -> Any:
+        read = launch.arguments.get("features", launch.arguments.get("x"))
+        seen.add((launch.kernel, read.dtype))
+        return run(launch)
+
+    monkeypatch.setattr(Launch, "run", note)
+    probe.difference(DEVICE, dtype, *probe.example(16, 16))
+    assert seen == {(kernel, dtype) for kernel in (select._destinations, weigh._weights, mix)}
+
+
+def _wrong_for_values(plan: Plan, y: Tensor, onto: Tensor | None = None, *given: Any, **more: Any) -> Tensor:
+    """Right for changes, which are added to tokens."""
+    return (1.1 if onto is None else 1.0) * unmerge(plan, y, onto, *given, **more)
 
 
 def _first(x: Tensor, slots: core.Slots) -> Tensor:
@@ -533,5 +656,7 @@ def test_launches_are_repeated_from_step_to_step(monkeypatch: pytest.MonkeyPatch
         pictures.append(drawn(pipe, steps=8, size=(64, 64)))
     # both kinds of blocks merge and unmerge, behind text and without it
     assert 0 < launched.count(mix) <= 4
+    assert 0 < launched.count(select._destinations) <= 2
+    assert 0 < launched.count(weigh._weights) <= 2
     torch.testing.assert_close(*pictures, atol=1e-3, rtol=1e-3)
     repeats_of.cache_clear()  # of kernels in the interpreter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ pytest.importorskip("triton", reason="Triton is not installed: there is none for
 from kernel_resources import SHARED, Compiled, compile_for, launches
 from triton.compiler.errors import CompilationError
 
-from tomadiff.kernels import merge, probe
+from tomadiff.kernels import merge, probe, select, weights
 from tomadiff.kernels.launch import Launch, Repeat, Repeats, repeats_of
 from tomadiff.kernels.launch import run as run_launch
 
@@ -64,15 +65,44 @@ def test_kernels_for_ragged_regions_compile_as_well() -> None:
 
 @pytest.mark.parametrize("capability", SHARED)
 @pytest.mark.parametrize(
-    ("kernel", "size", "largest"),
-    [("destinations", 16, kernels.LARGEST), ("weights", (8, 16), kernels.LARGEST_WEIGHED)],
+    ("kernel", "size", "dtype", "ratio", "regression"),
+    [
+        ("destinations", 16, torch.float16, 0.5, True),
+        ("weights", (8, 16), torch.float16, 0.5, True),
+        ("weights", (8, 16), torch.float32, 0.25, False),  # which takes the most shared memory
+    ],
+    ids=str,
 )
 def test_the_largest_regions_fit_on_every_gpu(
-    kernel: str, size: int | tuple[int, int], largest: int, capability: int
+    kernel: str,
+    size: int | tuple[int, int],
+    dtype: torch.dtype,
+    ratio: float,
+    regression: bool,
+    capability: int,
 ) -> None:
-    launch = launches((64, 64), size, 640, torch.float16)[kernel]
-    assert launch.arguments["n"] == largest
+    launch = launches((64, 64), size, 640, dtype, ratio, regression)[kernel]
+    n, k = launch.arguments["n"], launch.arguments["k"]
+    assert n == (kernels.LARGEST if kernel == "destinations" else kernels.LARGEST_WEIGHED)
+    assert kernel == "destinations" or not regression or k == kernels.LARGEST_SOLVED
     assert_fits(compile_for(capability, launch), capability)
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_weights_of_tiles_that_keep_most_tokens_compile_without_spilling(capability: int) -> None:
+    launch = launches((64, 64), 8, 640, torch.float16, 0.25)["weights"]
+    assert launch.arguments["PLACES"] == launch.arguments["SLOTS"] == 64
+    made = compile_for(capability, launch)
+    assert_fits(made, capability)
+    assert made.spilled == 0
+
+
+def test_core_solves_what_does_not_fit_into_registers() -> None:
+    regression, transposed = PlanSettings(unmerge="regression"), PlanSettings()
+    assert toma.regression_by_kernel(regression, kernels.LARGEST_WEIGHED, kernels.LARGEST_SOLVED) is True
+    assert toma.regression_by_kernel(regression, kernels.LARGEST_WEIGHED, kernels.LARGEST_SOLVED + 1) is None
+    assert toma.regression_by_kernel(transposed, kernels.LARGEST_WEIGHED, kernels.LARGEST_WEIGHED) is False
+    assert toma.regression_by_kernel(transposed, kernels.LARGEST_WEIGHED + 1, 1) is None
 
 
 class Operations(TorchDispatchMode):
@@ -94,7 +124,7 @@ def test_a_plan_is_two_launches_new_weights_are_one_and_a_site_two(
 ) -> None:
     launched: list[str] = []
     monkeypatch.setattr(Launch, "run", lambda launch: launched.append(launch.kernel.fn.__name__))
-    monkeypatch.setattr(kernels, "usable", lambda x, region: True)
+    monkeypatch.setattr(kernels, "usable", lambda *program: True)
     x = torch.zeros(2, 5 + math.prod(grid), 16, dtype=torch.float16)[:, 5:]  # behind text
     settings = PlanSettings(unmerge="regression")  # as by default
     regions = core.partition(grid, "tile", 8, False, CPU)  # made once for all plans
@@ -113,15 +143,15 @@ def test_a_plan_is_two_launches_new_weights_are_one_and_a_site_two(
 def test_kernels_stay_away_from_the_cpu_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(1)
     monkeypatch.delenv("TOMADIFF_KERNELS", raising=False)
-    assert not kernels.usable(x, 64)
+    assert not kernels.usable(x, 64, 32)
     monkeypatch.setenv("TOMADIFF_KERNELS", "1")
     with pytest.raises(ConfigError, match="kernels run on CUDA"):
-        kernels.usable(x, 64)
+        kernels.usable(x, 64, 32)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert kernels.usable(x, 64)
+    assert kernels.usable(x, 64, 32)
     monkeypatch.setenv("TOMADIFF_KERNELS", "yes")
     with pytest.raises(ConfigError, match="yes"):
-        kernels.usable(x, 64)
+        kernels.usable(x, 64, 32)
 
 
 class OnCuda:
@@ -132,26 +162,44 @@ class OnCuda:
 
 def test_kernels_run_on_cuda_where_triton_works(monkeypatch: pytest.MonkeyPatch) -> None:
     x = OnCuda()
-    monkeypatch.setattr(kernels, "works", lambda device, dtype, places: places >= 64)
+    asked: list[tuple] = []
+    monkeypatch.setattr(kernels, "works", lambda *program: asked.append(program[2:]) or program[2] >= 64)
     monkeypatch.delenv("TOMADIFF_KERNELS", raising=False)
-    assert kernels.usable(x, kernels.LARGEST)
-    assert not kernels.usable(x, kernels.LARGEST + 1)
-    assert kernels.usable(x, 33) and not kernels.usable(x, 32), "each block size is tried"
+    assert kernels.usable(x, kernels.LARGEST, 16)
+    assert not kernels.usable(x, kernels.LARGEST + 1, 16)
+    assert kernels.usable(x, 33, 16) and not kernels.usable(x, 32, 16), "each block size is tried"
+    assert kernels.usable(x, 64, 33, True) and kernels.usable(x, 64, 17, False)
+    assert asked[-2:] == [(64, 64, True), (64, 32, False)]
     x.dtype = torch.float64
-    assert not kernels.usable(x, 64), "kernels add up in fp32"
+    assert not kernels.usable(x, 64, 32), "kernels add up in fp32"
     x.dtype = torch.bfloat16
-    assert kernels.usable(x, 64)
+    assert kernels.usable(x, 64, 32)
     monkeypatch.setenv("TOMADIFF_KERNELS", "0")
-    assert not kernels.usable(x, 64)
+    assert not kernels.usable(x, 64, 32)
 
 
 def test_kernels_that_cant_run_are_told_once_and_done_without() -> None:
     device = torch.device("cuda", 99)  # nobody has it
-    with pytest.warns(UserWarning, match="float16 on cuda:99 can't run.*up to 64 tokens"):
-        assert not kernels.works(device, torch.float16, 64)
+    with pytest.warns(UserWarning, match="float16 on cuda:99 can't run.*up to 64 tokens .* up to 32"):
+        assert not kernels.works(device, torch.float16, 64, 32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not kernels.works(device, torch.float16, 64)
+        assert not kernels.works(device, torch.float16, 64, 32)
+
+
+@pytest.mark.parametrize("dtype", kernels.DTYPES, ids=str)
+def test_kernels_are_probed_in_the_dtype_they_are_asked_for(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple] = []
+
+    def difference(device: torch.device, dtype: torch.dtype, *shape: Any, regression: bool | None) -> None:
+        tried.append((device, dtype, shape, regression))
+
+    monkeypatch.setattr(probe, "difference", difference)
+    device = torch.device("cuda", 97)  # nobody has it
+    assert kernels.works(device, dtype, 64, 32, False) and kernels.works(device, dtype, 64, 32, False)
+    assert tried == [(device, dtype, probe.example(64, 32), False)]
 
 
 def test_the_warning_says_what_triton_could_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,13 +207,13 @@ def test_the_warning_says_what_triton_could_not_compile(monkeypatch: pytest.Monk
     source = "def _mix(weights, x):\n    return tl.dot(weights, x)"
     call = ast.parse(source).body[0].body[0].value
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **more: Any) -> None:
         raise CompilationError(source, call, "Unsupported lhs dtype bf16")
 
     monkeypatch.setattr(probe, "difference", fail)
     device = torch.device("cuda", 98)  # nobody has it
     with pytest.warns(UserWarning, match="can't run: CompilationError: Unsupported lhs dtype bf16. Merging"):
-        assert not kernels.works(device, torch.bfloat16, 64)
+        assert not kernels.works(device, torch.bfloat16, 64, 32)
 
 
 # -- launches that are repeated ----------------------------------------------------------------------------
@@ -218,6 +266,50 @@ def test_a_repeated_launch_is_the_one_that_would_be_made_anew(monkeypatch: pytes
         value for repeat in repeats.values() for value in repeat.values if isinstance(value, torch.Tensor)
     ]
     assert held and not any(value.is_floating_point() for value in held), "tokens and weights must be let go"
+
+
+def test_repeated_weights_are_those_that_would_be_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Argument by argument; with another scale, or without regression, they are made anew."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # as of tensors on the CPU
+    compiled, made = Noting(), []
+    monkeypatch.setattr(Launch, "run", lambda launch: made.append(launch) or compiled)
+    repeats_of.cache_clear()
+    regions = core.partition((8, 13), "tile", 8, False, CPU)
+    slots = core.slot_layout(regions.lengths, 0.5, CPU)
+    for known, (scale, regression) in enumerate(((1000.0, True), (10.0, True), (1000.0, False)), start=1):
+        for _ in range(2):
+            x, chosen = torch.rand(2, 104, 16), torch.randint(104, (2, slots.kept))
+            matrices = weights.weights(x, regions, slots, chosen, scale, regression)
+        assert len(made) == len(compiled.launched) == known
+        grid, values = compiled.launched[-1]
+        names = made[-1].kernel.arg_names
+        tensors = x, chosen, *matrices, values[names.index("scratch")]
+        fresh = weights.weights_launch(regions, slots, scale, regression, tensors)
+        assert grid == (*fresh.grid, 1, 1)
+        expected = [fresh.arguments[name] for name in names]
+        assert all(a is b or a == b for a, b in zip(values, expected, strict=True))
+    repeats_of.cache_clear()
+
+
+@pytest.mark.parametrize("tokens", [103, 105])
+def test_features_of_another_number_of_tokens_are_refused(tokens: int) -> None:
+    """A kernel would read beyond them, or others than those of the region."""
+    regions = core.partition((8, 13), "tile", 8, False, CPU)
+    slots = core.slot_layout(regions.lengths, 0.5, CPU)
+    x, chosen = torch.rand(2, tokens, 16), torch.zeros(2, slots.kept, dtype=torch.long)
+    with pytest.raises(ValueError, match=rf"\[2, {tokens}, 16\].*104 tokens"):
+        select.destinations(x, regions, slots)
+    with pytest.raises(ValueError, match=rf"\[2, {tokens}, 16\].*104 tokens"):
+        weights.weights(x, regions, slots, chosen, 1000.0, True)
+
+
+@pytest.mark.parametrize("shape", [(1, 52), (2, 51), (2, 53), (104,)])
+def test_destinations_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    regions = core.partition((8, 13), "tile", 8, False, CPU)
+    slots = core.slot_layout(regions.lengths, 0.5, CPU)
+    x, chosen = torch.rand(2, 104, 16), torch.zeros(shape, dtype=torch.long)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(list(shape)))}.*\[2, 52\]"):
+        weights.weights(x, regions, slots, chosen, 1.0, True)
 
 
 class Devices:

@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 import tomadiff
+from tomadiff.core import partition, slot_layout
+from tomadiff.methods import todo, tome
 from tomadiff.runtime import layout
 from tomadiff.runtime.layout import LayoutReader
 
@@ -65,8 +67,8 @@ def test_ten_steps_read_nothing_from_a_device_but_the_first_positions(
     assert sum(steps.values()) == STEPS and (steps["forecast"] > 0) == (not merges)
 
 
-class NoReading(TorchDispatchMode):
-    """Whatever would make the host wait for a device raises."""
+class NoWaiting(TorchDispatchMode):
+    """Whatever would make the host wait for a device raises: reading values, and copies to another device."""
 
     READERS = (
         *("_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_consecutive"),
@@ -78,6 +80,11 @@ class NoReading(TorchDispatchMode):
         masks = name == "index" and any(x is not None and x.dtype == torch.bool for x in args[1])
         if name in self.READERS or masks:
             raise AssertionError(f"{func} reads values")
+        if name == "_to_copy":
+            wanted = (kwargs or {}).get("device") or args[0].device
+            assert torch.device(wanted).type == args[0].device.type, "copied to another device"
+        if name == "copy_":
+            assert args[0].device.type == args[1].device.type, "copied to another device"
         return func(*args, **(kwargs or {}))
 
 
@@ -104,8 +111,24 @@ def test_no_step_but_the_first_two_reads_values(
     case = tiny(name)
     model = tomadiff.apply(build(case), **settings)
     for step in range(STEPS):  # the first two may compare prompts
-        with NoReading() if step > 1 else nullcontext():
+        with NoWaiting() if step > 1 else nullcontext():
             model(**call_of(case, model, step, "cpu"))
     report = tomadiff.report(model)
     assert sum(report.steps.values()) == STEPS
     assert any(site.kept < site.tokens for site in report.sites) == (settings != {"interval": 2})
+
+
+@pytest.mark.parametrize("method", ["toma", "tome", "tofu", "todo"])
+@torch.no_grad()
+def test_both_layouts_of_regions_are_made_in_the_first_step(method: str) -> None:
+    """Where they are shifted in every other step: the second one would wait for its copy to the device."""
+    for made in (partition, slot_layout, tome._split, todo._downsampled):
+        made.cache_clear()
+    case = tiny("unet")
+    model = tomadiff.apply(build(case), method=method, shift=True, interval=1, dense_blocks=0).to("meta")
+    table, time = TABLE.to("meta"), model._tomadiff.time
+    for step in range(4):
+        call = call_of(case, model, step, "meta")
+        with NoWaiting() if step else nullcontext():
+            model(**call | {time: table[step].expand(call[time].shape)})
+    assert {key.shifted for key in model._tomadiff.plans} == {False, True}

@@ -25,9 +25,10 @@ import torch
 from PIL import Image
 from pipelines import bare_call, denoiser, make, shallow
 
+from tomadiff import kernels
 from tomadiff.core import facility_location
 from tomadiff.models import unet
-from tomadiff.tools.bench import figures, models, session
+from tomadiff.tools.bench import expect, figures, models, session
 from tomadiff.tools.bench.compiled import compiled_contenders
 from tomadiff.tools.bench.contenders import Contender, contender
 from tomadiff.tools.bench.measure import Run, graphs, rounds
@@ -259,6 +260,31 @@ def test_the_command_writes_a_table_json_csv_and_a_plot(
     assert settings["tomadiff"]["regions"] == "tile" and settings["tomesd"]["max_downsample"] == 4
     with Image.open(tmp_path / "out.png") as picture:
         assert picture.width > picture.height > 300
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_kernels_are_counted_where_they_are_used(used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where they are turned off, or the probe failed, though there is a GPU."""
+    told: list[bool] = []
+    monkeypatch.setattr(session, "kernels_run", lambda device, dtype: used)
+    count_all = expect.count_all
+
+    def note(*given: Any, kernels: bool) -> Any:
+        told.append(kernels)
+        return count_all(*given, kernels=kernels)
+
+    monkeypatch.setattr(expect, "count_all", note)
+    assert main([*SMALL, "--methods", "tomadiff", "--ratio", "0.5", "--repeats", "1"]) == 0
+    assert told == [used]
+
+
+def test_kernels_are_used_where_the_probe_says_that_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(kernels, "works", lambda device, dtype, *program: dtype == torch.float16)
+    monkeypatch.delenv("TOMADIFF_KERNELS", raising=False)
+    assert session.kernels_run("cpu", torch.float16) and not session.kernels_run("cpu", torch.float32)
+    monkeypatch.setenv("TOMADIFF_KERNELS", "0")
+    assert not session.kernels_run("cpu", torch.float16)
 
 
 def test_resuming_keeps_finished_rounds_and_adds_the_missing_ones(tmp_path: Path) -> None:

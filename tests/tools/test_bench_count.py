@@ -254,6 +254,17 @@ def test_only_what_kernels_do_is_counted_as_theirs(settings: dict[str, Any], nam
     assert sorted({op.name for op in step.ops} & {"destinations", "weights", "mix"}) == names
 
 
+@pytest.mark.parametrize("unmerge", ["regression", "transpose"])
+def test_weights_read_features_twice_and_regression_needs_memory(unmerge: str) -> None:
+    x, settings = meta(1, 128, 20), PlanSettings(unmerge=unmerge)
+    choose, weigh = ops(lambda: kernel_counts.plan(x, (8, 16), 0.75, settings))
+    assert (choose.name, weigh.name) == ("destinations", "weights")
+    features, destinations, matrix = 4 * 128 * 20, 8 * 2 * 16, 4 * 2 * 16 * 64
+    assert choose.bytes == features + destinations
+    scratch = 4 * 2 * (64 + 2 * 16) * 64 if unmerge == "regression" else 0
+    assert weigh.bytes == 2 * features + destinations + 3 * matrix + 2 * scratch
+
+
 def test_regions_too_large_for_kernels_are_counted_as_cores() -> None:
     x, settings = meta(1, 1024, 8), PlanSettings(regions="global")
     names = {op.name for op in ops(lambda: kernel_counts.plan(x, (32, 32), 0.5, settings).merge(x))}

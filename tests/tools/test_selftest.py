@@ -16,8 +16,11 @@ import pytest
 import torch
 from PIL import Image
 from pipelines import denoiser, draw, make, text
+from torch import Tensor
 from torch._inductor import config as inductor
 
+from tomadiff.core import partition
+from tomadiff.kernels import LARGEST, LARGEST_WEIGHED
 from tomadiff.runtime.registration import session_of
 from tomadiff.tools.bench import models
 from tomadiff.tools.cli import main
@@ -41,12 +44,17 @@ def broken(device: torch.device) -> Iterator[Finding]:
     raise RuntimeError("no such kernel\nand much more")
 
 
+def untried(device: torch.device) -> Iterator[Finding]:
+    yield Finding("products", None, "can't be tried here")
+
+
 @pytest.mark.parametrize(
     ("checks", "status", "told"),
     [
         ((good,), 0, "ALL IS WELL: 1 checks passed. 1 could not be tried here."),
         ((good, bad), 1, "NOT ALL IS WELL: 1 of 2 checks failed: differences."),
         ((broken,), 1, "NOT ALL IS WELL: 1 of 1 checks failed: broken."),
+        ((untried,), 1, "NOTHING WAS CHECKED. 1 could not be tried here."),
     ],
 )
 def test_the_verdict_is_in_words_in_the_exit_status_and_in_a_file(
@@ -72,6 +80,28 @@ def test_nothing_is_begun_after_the_time_is_over(capsys: pytest.CaptureFixture[s
     findings = command.examine(CPU, 0.0, (good, bad))
     assert [finding.good for finding in findings] == [None, None]
     assert "--seconds" in capsys.readouterr().out
+
+
+def test_all_is_not_well_where_nothing_was_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest", "--device", "cpu", "--seconds", "0"]) == 1
+    assert "NOTHING WAS CHECKED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 0)])
+def test_bf16_is_checked_where_the_gpu_has_it(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert finding.dtypes_of(FakeGPU())[:2] == [torch.float32, torch.float16]
+    assert (torch.bfloat16 in finding.dtypes_of(FakeGPU())) == (capability >= (8, 0))
+
+
+def test_a_gpus_free_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * 2**30, 24 * 2**30))
+    monkeypatch.setattr(command, "processor", lambda device: "a GPU")
+    facts = command.about(FakeGPU())
+    assert facts["free memory"] == "3.0 of 24.0 GB" and facts["compute capability"] == "8.6"
 
 
 def test_what_is_left_out_for_lack_of_time_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,6 +215,54 @@ def test_pictures_are_compiled_in_every_dtype_and_without_kernels(
     assert all(finding.good for finding in (*first, *others))
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_merged_pictures_are_compared_with_those_without_kernels(
+    same: bool, fake_gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOMADIFF_KERNELS", "auto")
+    monkeypatch.setattr(pictures, "dtypes_of", lambda device: [torch.float32])
+    monkeypatch.setattr(pictures, "MODES", {"merged": ({"ratio": 0.5}, 20.0)})
+
+    def drawn(pipe: Any) -> Image.Image:
+        merged = session_of(denoiser(pipe)) is not None
+        without = os.environ["TOMADIFF_KERNELS"] == "0"
+        assert merged or not without
+        return Image.new("RGB", (8, 8), "white" if without and not same else "black")
+
+    monkeypatch.setattr(pictures, "draw_with", drawn)
+    *others, last = pictures.pictures_are_close(fake_gpu)
+    assert all(finding.good for finding in others)
+    assert last.name == "tiny in float32, merged without kernels" and last.good is same
+
+
+@pytest.mark.parametrize("wrong", [None, "core", "kernels"])
+def test_a_compiled_model_is_compared_with_kernels_and_without(
+    wrong: str | None, fake_gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with plans of its own, and with kernels only in the last one."""
+    monkeypatch.setenv("TOMADIFF_KERNELS", "auto")
+    small, called, calls = compiled._small_model, compiled._called, []
+    monkeypatch.setattr(compiled, "_small_model", lambda device, dtype: small(CPU, dtype))
+    monkeypatch.setattr(compiled, "dtypes_of", lambda device: [torch.float32])
+    monkeypatch.setattr(compiled, "no_kernels", lambda device: None)
+    monkeypatch.setattr(compiled, "_backend", lambda device: "eager")
+
+    def note(model: Any) -> Tensor:
+        session = session_of(model)
+        how = "plain" if session.compiled is None else "core" if len(calls) == 1 else "kernels"
+        calls.append((how, os.environ["TOMADIFF_KERNELS"], [*session.plans]))
+        return called(model) * (2.0 if how == wrong else 1.0)
+
+    monkeypatch.setattr(compiled, "_called", note)
+    findings = list(compiled.compiled_model_equals_core(fake_gpu))
+    assert calls == [("plain", "0", []), ("core", "0", []), ("kernels", "auto", [])]
+    names = ["compiled model in float32", "compiled model in float32, with kernels"]
+    assert [finding.name for finding in findings] == names
+    # the one with kernels is compared with core's
+    expected = {None: [True, True], "core": [False, False], "kernels": [True, False]}[wrong]
+    assert [finding.good for finding in findings] == expected
+
+
 def test_compiled_pictures_are_compared_with_dense_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = []
 
@@ -265,6 +343,43 @@ def test_a_check_that_breaks_off_tells_the_cause() -> None:
     assert found.good is False and found.words == "broke off: RuntimeError: no instruction for it"
 
 
+def test_kernels_are_compared_in_every_shape_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = pytest.importorskip("tomadiff.kernels.probe")
+    tried: list[tuple] = []
+
+    def difference(device: torch.device, dtype: torch.dtype, *shape: Any) -> str | None:
+        tried.append((dtype, shape))
+        return "merge otherwise" if (dtype, shape[0]) == (torch.float16, (61, 107)) else None
+
+    monkeypatch.setattr(probe, "difference", difference)
+    monkeypatch.setattr(kernels, "no_kernels", lambda device: None)
+    monkeypatch.setattr(kernels, "dtypes_of", lambda device: [torch.float32, torch.float16])
+    right, wrong = kernels.kernels_equal_core(CPU)
+    assert tried == [(dtype, shape) for dtype in kernels.dtypes_of(CPU) for shape in kernels.SHAPES.values()]
+    assert right.good is True and all(name in right.words for name in kernels.SHAPES)
+    assert wrong.good is False and wrong.words == "ragged tiles: they merge otherwise"
+
+
+def test_weights_are_compared_in_the_largest_regions_and_in_both_ways() -> None:
+    ways = {}
+    for grid, kind, size, _, _, regression in kernels.SHAPES.values():
+        ways.setdefault(partition(grid, kind, size, False, CPU).size, set()).add(regression)
+    assert ways == {64: {True, False}, LARGEST_WEIGHED: {True}, LARGEST: {None}}
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_launches_that_take_the_host_too_long_are_a_failure(
+    slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = pytest.importorskip("tomadiff.kernels.launch")
+    bars = [kernels.ENOUGH_FOR_A_PLAN_US, kernels.ENOUGH_US, kernels.ENOUGH_US]
+    times = iter([time for bar in bars for time in (1000.0, bar + slow)])  # by core, by kernels
+    monkeypatch.setattr(kernels, "_microseconds", lambda *given: next(times))
+    monkeypatch.setattr(kernels, "no_kernels", lambda device: None)
+    monkeypatch.setattr(launch, "REPEATABLE", True)
+    assert [finding.good for finding in kernels.time_of_a_launch(CPU)] == [not slow] * 3
+
+
 def test_launches_are_timed_with_a_new_plan_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one plan again and again, nobody would see that launches of new plans are not repeated."""
     plan = pytest.importorskip("tomadiff.kernels.plan")
@@ -284,7 +399,7 @@ def test_launches_are_timed_with_a_new_plan_each(monkeypatch: pytest.MonkeyPatch
     findings = list(kernels.time_of_a_launch(CPU))
     timed = [finding.name.split(", ")[1] for finding in findings]
     assert timed == ["a plan's new weights", "merging", "unmerging"]
-    assert planned == (kernels.WARM_UP + 2) * ["0"] + (kernels.WARM_UP + 2) * ["auto"]
+    assert planned == (kernels.WARM_UP + 2) * ["0"] + (kernels.WARM_UP + 2) * ["1"]
     assert all(finding.figures.keys() == {"kernel_us", "core_us"} for finding in findings)
     for fused in launched.values():
         assert len(fused) == len({id(each.plan) for each in fused}) == kernels.WARM_UP + 2

@@ -1,5 +1,6 @@
 """The maths: plain functions on tensors. Imports only torch and knows nothing about models."""
 
+from .make_plan import make_plan
 from .plan import (
     MergePlan,
     Plan,
@@ -28,6 +29,7 @@ __all__ = [
     "destination_rows",
     "exact_products",
     "facility_location",
+    "make_plan",
     "merging_matrix",
     "num_kept",
     "one_region",

@@ -18,13 +18,15 @@ from torch import Tensor
 from tomadiff.errors import ConfigError, reason
 
 # Tokens in the largest region that one Triton program can hold, and in the largest one whose matrices it can
-# make; core does larger ones.
-LARGEST, LARGEST_WEIGHED = 256, 128
+# make; and the most destinations whose regression it can solve in registers. core does whatever is larger.
+LARGEST, LARGEST_WEIGHED, LARGEST_SOLVED = 256, 128, 64
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def usable(x: Tensor, region: int) -> bool:
-    """Whether to use the kernels for this tensor, in regions of this many tokens.
+def usable(x: Tensor, size: int, kept: int, regression: bool | None = None) -> bool:
+    """Whether to use the kernels for this tensor, in regions of `size` tokens that keep up to `kept` of them.
+
+    regression: whether weights for unmerging are made by regression, or None if core makes all weights.
 
     By default they are used on CUDA, if Triton works there. TOMADIFF_KERNELS=0 turns them off, and 1 forces
     them on any device: with Triton's interpreter, they run on the CPU.
@@ -32,14 +34,14 @@ def usable(x: Tensor, region: int) -> bool:
     mode = os.environ.get("TOMADIFF_KERNELS", "auto")
     if mode not in ("auto", "0", "1"):
         raise ConfigError(f"TOMADIFF_KERNELS={mode!r} must be auto, 0 or 1")
-    if mode == "0" or region > LARGEST or x.dtype not in DTYPES:
+    if mode == "0" or size > LARGEST or x.dtype not in DTYPES:
         return False
     if mode == "1" and not x.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError(
             f"TOMADIFF_KERNELS=1 can't be honoured on {x.device}: kernels run on CUDA (and, with "
             "TRITON_INTERPRET=1, very slowly elsewhere); leave it out"
         )
-    return mode == "1" or (x.is_cuda and works(x.device, x.dtype, block(region)))
+    return mode == "1" or (x.is_cuda and works(x.device, x.dtype, block(size), block(kept), regression))
 
 
 def block(size: int) -> int:
@@ -48,10 +50,13 @@ def block(size: int) -> int:
 
 
 @lru_cache
-def works(device: torch.device, dtype: torch.dtype, places: int) -> bool:
+def works(
+    device: torch.device, dtype: torch.dtype, places: int, slots: int, regression: bool | None = None
+) -> bool:
     """Whether Triton is installed and the kernels agree with core on a device; warns once if they don't.
 
-    places: the block size of a region. Larger ones are other programs, which may not fit where others do.
+    places, slots: the block sizes of a region and of what it keeps. With each pair, and with `regression` or
+    without, kernels are other programs, which may not fit where others do.
     """
     if importlib.util.find_spec("triton") is None:
         return False
@@ -59,13 +64,13 @@ def works(device: torch.device, dtype: torch.dtype, places: int) -> bool:
     try:
         from .probe import difference, example
 
-        wrong = difference(device, dtype, *example(places))
+        wrong = difference(device, dtype, *example(places, slots), regression=regression)
     except Exception as error:  # for example no C compiler, a dtype that the GPU lacks, or an old driver
         wrong = f"can't run: {reason(error)}"
     if wrong is not None:
         warnings.warn(
-            f"Triton kernels in {kind} on {device} {wrong}. Merging in regions of up to {places} tokens does "
-            "without them, slower",
+            f"Triton kernels in {kind} on {device} {wrong}. Merging up to {places} tokens of a region into "
+            f"up to {slots} does without them, slower",
             stacklevel=2,
         )
     return wrong is None

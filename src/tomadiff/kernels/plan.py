@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from tomadiff import kernels
 from tomadiff.core import Plan, Regions
 
 from .launch import Repeats, repeats_of
@@ -46,9 +47,12 @@ class Fused:
             return self.plan.unmerge(y, onto, merged)
         return unmerge(self.plan, y, onto, merged, self.repeats)
 
-    def cast(self, dtype: torch.dtype) -> Fused:
+    def cast(self, dtype: torch.dtype) -> Fused | Plan:
+        """The plan for tokens of another dtype than the features'; core's if kernels don't work in it."""
         plan = self.plan.cast(dtype)
-        return self if plan is self.plan else Fused(plan)
+        if plan is self.plan:
+            return self
+        return Fused(plan) if kernels.usable(plan.merging, plan.regions.size, plan.slots.size) else plan
 
     def owners(self) -> Tensor:
         return self.plan.owners()

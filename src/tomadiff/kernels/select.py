@@ -31,6 +31,7 @@ def destinations(features: Tensor, regions: Regions, slots: Slots) -> Tensor:
 
     It replaces core's regions.arrange, similarity, facility_location, regions.tokens_at and slots.pack.
     """
+    check_features(features, regions)
     features = features if features.stride(-1) == 1 else features.contiguous()
     chosen = torch.empty(len(features), slots.kept, dtype=torch.long, device=features.device)
     run(
@@ -42,6 +43,12 @@ def destinations(features: Tensor, regions: Regions, slots: Slots) -> Tensor:
         lambda: destinations_launch(features, regions, slots, chosen),
     )
     return chosen
+
+
+def check_features(features: Tensor, regions: Regions) -> None:
+    """Refuse features of another image: a kernel would read beyond them."""
+    if features.shape[1] != regions.tokens:
+        raise ValueError(f"features {list(features.shape)}: the regions are of {regions.tokens} tokens")
 
 
 def facility_location_launch(similarity: Tensor, real: Tensor | None, picks: Tensor) -> Launch:

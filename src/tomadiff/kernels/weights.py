@@ -16,6 +16,7 @@ from tomadiff.core.plan import REGRESSION_NOISE
 
 from . import block
 from .launch import Launch, repeats_of, run
+from .select import check_features
 
 NOISE = tl.constexpr(REGRESSION_NOISE)
 SLICE = tl.constexpr(16)  # channels, or columns of a matrix, per iteration; more would not fit in registers
@@ -30,6 +31,10 @@ def weights(
     It replaces core's unit_vectors, assign, merging_matrix and regression_matrix; without `regression`,
     unmerging is the transposed assignment. Merging and unmerging have the dtype of the features.
     """
+    check_features(features, regions)
+    if destinations.shape != (len(features), slots.kept):
+        expected = [len(features), slots.kept]
+        raise ValueError(f"destinations {list(destinations.shape)}: there must be {expected}")
     features = features if features.stride(-1) == 1 else features.contiguous()
     groups, n, k = len(features) * regions.count, regions.size, slots.size
     places, padded_slots = block(n), block(k)

@@ -26,6 +26,9 @@ class PlanSettings:
     assign: str = "region"
     scale: float = 1000.0
     unmerge: str = "transpose"
+    # Both layouts are used in turns. They are made with the first plan, since later the host would have to
+    # wait for their copy to the device.
+    shift: bool = False
 
 
 class PlanFunction(Protocol):

@@ -49,6 +49,8 @@ def plan(
 ) -> Downsampling:
     """A ratio of 1 - 1 / f^2 downsamples by a factor of f, whatever the features are."""
     chosen, cells, sizes = _downsampled(grid, _factor(ratio), shifted, features.device)
+    if settings.shift:
+        _downsampled(grid, _factor(ratio), not shifted, features.device)
     return Downsampling(chosen.expand(features.shape[0], -1), cells, sizes)
 
 

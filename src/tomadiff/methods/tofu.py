@@ -46,7 +46,7 @@ def plan(
 ) -> Matching:
     """ToMe's matching; early blocks prune, later ones merge."""
     reduction = Pruning if depth < PRUNED else Mlerp
-    return reduction(*match(features, grid, ratio, shifted))
+    return reduction(*match(features, grid, ratio, settings, shifted))
 
 
 METHOD = Method(

@@ -9,24 +9,7 @@ import torch
 from torch import Tensor
 
 from tomadiff import kernels
-from tomadiff.core import (
-    MergePlan,
-    Plan,
-    Regions,
-    Slots,
-    assign,
-    exact_products,
-    facility_location,
-    merging_matrix,
-    num_kept,
-    one_region,
-    partition,
-    regression_matrix,
-    similarity,
-    slot_layout,
-    unit_vectors,
-    unmerging_matrix,
-)
+from tomadiff.core import MergePlan, Plan, make_plan, num_kept, partition, slot_layout
 
 from .method import MODULES, Method, PlanSettings
 
@@ -42,61 +25,50 @@ def plan(
     destinations: Tensor | None = None,
 ) -> MergePlan:
     """A plan for features [B, N, C] on a grid of tokens; given `destinations` [B, K], only new weights."""
-    regions = partition(grid, settings.regions, settings.region_size, shifted, features.device)
+    layout = grid, settings.regions, settings.region_size
+    regions = partition(*layout, shifted, features.device)
+    if settings.shift:
+        partition(*layout, not shifted, features.device)
     slots = slot_layout(regions.lengths, ratio, features.device)
-    if not kernels.usable(features, regions.size):
-        return core_plan(features, regions, slots, settings, destinations)
-    from tomadiff.kernels import plan as by_kernels  # brings Triton
+    regression = regression_by_kernel(settings, regions.size, slots.size)
+    usable = kernels.usable(features, regions.size, slots.size, regression)
+    if usable:
+        from tomadiff.kernels import plan as by_kernels  # brings Triton
 
-    if destinations is None:
-        destinations = by_kernels.destinations(features, regions, slots)
-    if settings.assign == "global" or settings.unmerge == "pinv" or regions.size > kernels.LARGEST_WEIGHED:
-        plan = core_plan(features, regions, slots, settings, destinations)
-        return by_kernels.Fused(plan) if kernels.usable(features, plan.regions.size) else plan
-    regression = settings.unmerge == "regression"
-    matrices = by_kernels.weights(features, regions, slots, destinations, settings.scale, regression)
-    return by_kernels.Fused(Plan(regions, slots, destinations, *matrices))
-
-
-@exact_products()
-def core_plan(
-    features: Tensor,
-    regions: Regions,
-    slots: Slots,
-    settings: PlanSettings,
-    destinations: Tensor | None = None,
-) -> Plan:
-    """The same by core alone; destinations are chosen in `regions`."""
-    unit = unit_vectors(features)
-    split = regions.split(regions.arrange(unit))
-    if destinations is None:
-        picks = facility_location(similarity(split), slots.size, _each(regions.real, split))
-        destinations = slots.pack(regions.tokens_at(picks))
-    if settings.assign == "global":
-        regions = partition((regions.tokens,), "global", settings.region_size, False, features.device)
-        slots = one_region(destinations.shape[1])
-        split = unit
-    real_tokens, real_slots = _each(regions.real, split), _each(slots.real, split)
-    picks = regions.places_of(slots.unpack(destinations))
-    assignment = assign(split, picks, settings.scale, real_tokens, real_slots)
-    merging = merging_matrix(assignment)
-    if settings.unmerge == "regression":
-        unmerging = regression_matrix(split, merging, real_slots)
-    else:
-        unmerging = unmerging_matrix(assignment, merging, settings.unmerge)
-    return Plan(
-        regions, slots, destinations, assignment, merging.to(features.dtype), unmerging.to(features.dtype)
+        if destinations is None:
+            destinations = by_kernels.destinations(features, regions, slots)
+        if regression is not None:
+            matrices = by_kernels.weights(features, regions, slots, destinations, settings.scale, regression)
+            return by_kernels.Fused(Plan(regions, slots, destinations, *matrices))
+    plan = make_plan(
+        features,
+        regions,
+        slots,
+        settings.scale,
+        settings.unmerge,
+        assign_globally=settings.assign == "global",
+        destinations=destinations,
     )
+    if usable and kernels.usable(features, plan.regions.size, plan.slots.size):
+        return by_kernels.Fused(plan)
+    return plan
+
+
+def regression_by_kernel(settings: PlanSettings, size: int, kept: int) -> bool | None:
+    """Whether the kernel that makes weights does so by regression; None if core makes them.
+
+    In regions of `size` tokens, of which up to `kept` are destinations.
+    """
+    regression = settings.unmerge == "regression"
+    too_large = size > kernels.LARGEST_WEIGHED or (regression and kept > kernels.LARGEST_SOLVED)
+    if too_large or settings.assign == "global" or settings.unmerge == "pinv":
+        return None
+    return regression
 
 
 def length(grid: tuple[int, ...], ratio: float, settings: PlanSettings) -> int:
     regions = partition(grid, settings.regions, settings.region_size, False, torch.device("cpu"))
     return sum(num_kept(tokens, ratio) for tokens in regions.lengths)
-
-
-def _each(mask: Tensor | None, split: Tensor) -> Tensor | None:
-    """A mask over regions, [R, ...], for every sample: [B * R, ...]."""
-    return None if mask is None else mask.repeat(split.shape[0] // mask.shape[0], 1)
 
 
 def dependent_defaults(settings: Mapping[str, Any]) -> Mapping[str, Any]:

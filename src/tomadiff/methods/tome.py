@@ -57,7 +57,7 @@ def plan(
     depth: float = 0.0,
     destinations: Tensor | None = None,
 ) -> Matching:
-    return Matching(*match(features, grid, ratio, shifted))
+    return Matching(*match(features, grid, ratio, settings, shifted))
 
 
 def length(grid: tuple[int, ...], ratio: float, settings: PlanSettings) -> int:
@@ -67,7 +67,9 @@ def length(grid: tuple[int, ...], ratio: float, settings: PlanSettings) -> int:
 
 
 @exact_products()
-def match(features: Tensor, grid: tuple[int, ...], ratio: float, shifted: bool) -> tuple[Tensor, Tensor]:
+def match(
+    features: Tensor, grid: tuple[int, ...], ratio: float, settings: PlanSettings, shifted: bool
+) -> tuple[Tensor, Tensor]:
     """Destinations, [B, K] token numbers, and the index among them that each token goes to, [B, N].
 
     Each source's best destination is the one of largest cosine; the sources closest to theirs join it. Which
@@ -76,9 +78,11 @@ def match(features: Tensor, grid: tuple[int, ...], ratio: float, shifted: bool) 
     """
     if len(grid) > 2:
         frames = features.reshape(-1, math.prod(grid[-2:]), features.shape[-1])
-        return _by_frame(*match(frames, grid[-2:], ratio, shifted), math.prod(grid[:-2]))
+        return _by_frame(*match(frames, grid[-2:], ratio, settings, shifted), math.prod(grid[:-2]))
     batch, tokens = features.shape[:2]
     cells, sources = _split(grid, shifted, features.device)
+    if settings.shift:
+        _split(grid, not shifted, features.device)
     # not below 0: on a grid that is one token wide, cells have two tokens, and half of all are destinations
     staying = max(0, num_kept(tokens, ratio) - len(cells))
     unit = F.normalize(features.float(), dim=-1)

@@ -170,7 +170,7 @@ class Counter(TorchDispatchMode):
             return output
         shape, stride, dtype, launch = known
         if launch is not None:
-            self.ops.append(launch._replace(phase=self._phase() or "model"))
+            self.add(launch)
         return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
     def _run(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Op | None]:
@@ -187,26 +187,20 @@ class Counter(TorchDispatchMode):
     def note(
         self, name: str, flops: int, moved: int, output: Any, product: tuple[int, int, int] | None = None
     ) -> None:
-        self.add(name, flops, moved, _tensors(output)[0].dtype, product)
+        self.add(Op(name, "model", flops, moved, _tensors(output)[0].dtype, product))
 
-    def add(self, name: str, *about: Any) -> None:
-        self.ops.append(Op(name, self._phase() or "model", *about))
+    def add(self, op: Op) -> None:
+        """Record a launch, in the current phase."""
+        self.ops.append(op._replace(phase=self._phase() or "model"))
 
 
 _counters: list[Counter] = []  # those that are counting
 
 
-def note_kernel(
-    name: str,
-    flops: int,
-    moved: int,
-    dtype: torch.dtype,
-    product: tuple[int, int, int],
-    rounds: int = 0,
-) -> None:
-    """Count a launch of a kernel that isn't PyTorch's; the arguments are the fields of `Op`."""
+def note_kernel(op: Op) -> None:
+    """Count a launch of a kernel that isn't PyTorch's."""
     for counter in _counters:
-        counter.add(name, flops, moved, dtype, product, rounds)
+        counter.add(op)
 
 
 class _Fused(TorchFunctionMode):

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from tomadiff.core import MergePlan, Plan, partition, slot_layout
-from tomadiff.kernels import LARGEST, LARGEST_WEIGHED
+from tomadiff.kernels import LARGEST, block
 from tomadiff.methods import PlanSettings, toma
 from tomadiff.methods.method import Method
 
-from .count import note_kernel, size
+from .count import Op, note_kernel, size
 
 
 def by_kernels(method: Method) -> Method:
@@ -37,8 +37,10 @@ def plan(
     if destinations is None and n <= LARGEST:
         destinations = features.new_empty(len(features), slots.kept, dtype=torch.long)
         moved = size(features, destinations)
-        note_kernel("destinations", 2 * groups * n * n * channels, moved, torch.float32, (groups, n, n), k)
-    if settings.assign == "global" or settings.unmerge == "pinv" or n > LARGEST_WEIGHED:
+        flops = 2 * groups * n * n * channels
+        note_kernel(Op("destinations", "plan", flops, moved, torch.float32, (groups, n, n), k))
+    regression = toma.regression_by_kernel(settings, n, k)
+    if regression is None:
         made: MergePlan = toma.plan(
             features, grid, ratio, settings, shifted=shifted, depth=depth, destinations=destinations
         )
@@ -46,12 +48,15 @@ def plan(
     assert destinations is not None
     assignment = features.new_empty(groups, k, n, dtype=torch.float32)
     merging, unmerging = features.new_empty(groups, k, n), features.new_empty(groups, n, k)
+    places, scratch = block(n), None
     products, rounds = k * n * channels, 0
-    if settings.unmerge == "regression":
+    if regression:
         products += n * n * channels + k * n * n + k * k * n + k * k * (k + n)
+        scratch = features.new_empty(groups, places + 2 * block(k), places, dtype=torch.float32)
         rounds = k  # of elimination
-    moved = size(features, destinations, assignment, merging, unmerging)
-    note_kernel("weights", 2 * groups * products, moved, torch.float32, (groups, n, n), rounds)
+    # norms are summed before products; what regression keeps in memory is written and read
+    moved = size(features, features, destinations, assignment, merging, unmerging, scratch, scratch)
+    note_kernel(Op("weights", "plan", 2 * groups * products, moved, torch.float32, (groups, n, n), rounds))
     return CountedPlan(Plan(regions, slots, destinations, assignment, merging, unmerging))
 
 
@@ -86,5 +91,6 @@ class CountedPlan:
     def _mixed(weights: Tensor, out: Tensor, *read: Tensor | None) -> Tensor:
         channels = out.shape[-1]
         product = (*weights.shape[:2], channels)
-        note_kernel("mix", 2 * weights.numel() * channels, size(weights, out, *read), out.dtype, product)
+        flops, moved = 2 * weights.numel() * channels, size(weights, out, *read)
+        note_kernel(Op("mix", "merge", flops, moved, out.dtype, product))
         return out

@@ -16,6 +16,7 @@ from diffusers import DiffusionPipeline
 from torch import nn
 
 import tomadiff
+from tomadiff import kernels
 from tomadiff.models import family_of
 from tomadiff.runtime.files import atomic_write
 from tomadiff.runtime.machine import processor
@@ -157,7 +158,8 @@ def measure_size(
     arguments = models.arguments(pipe, size, args.batch, guidance)
     step = capture(pipe, arguments)
     if not args.no_count:
-        counts = expect.count_all(step, size, todo, kernels=torch.device(args.device).type == "cuda")
+        run_kernels = kernels_run(args.device, DTYPES[args.dtype])
+        counts = expect.count_all(step, size, todo, kernels=run_kernels)
         # the roofline model can be checked on the CPU, whose peaks can be measured
         device = cpu_device() if (args.device, args.dtype, whole) == ("cpu", "fp32", False) else None
         record.counts = [row for row in record.counts if row["size"] != size]
@@ -184,6 +186,11 @@ def measure_size(
             replace(entry, call=calls(own, entry.method), warm_up=one_step(own, entry)) for entry, own in made
         ]
         time_all(args, record, pipe, size, todo, entries)
+
+
+def kernels_run(device: str, dtype: torch.dtype) -> bool:
+    """Whether kernels are used on a device, in tiles of 64 tokens and at ratio 0.5, as by default."""
+    return kernels.usable(torch.empty(0, device=device, dtype=dtype), 64, 32, regression=True)
 
 
 def time_all(

@@ -41,7 +41,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the self-test; returns exit status 0 if no check failed, else 1."""
+    """Run the self-test; returns exit status 0 if a check passed and none failed, else 1."""
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     check_device(str(device))
     if args.json:
@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
         content = {"about": facts, "verdict": told, "findings": [asdict(finding) for finding in findings]}
         atomic_write(args.json, lambda partial: partial.write_text(json.dumps(content, indent=1)))
         print(f"All of it is in {args.json}, to be pasted into an issue.")
-    return int(any(finding.good is False for finding in findings))
+    results = {finding.good for finding in findings}
+    return 0 if True in results and False not in results else 1
 
 
 def examine(device: torch.device, seconds: float, checks: Sequence[Check]) -> list[Finding]:

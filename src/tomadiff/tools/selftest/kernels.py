@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from tomadiff.core import MergePlan, Plan, partition
+from tomadiff.core import MergePlan, Plan, make_plan, partition, slot_layout
 from tomadiff.errors import reason
 from tomadiff.methods import PlanSettings, toma
 from tomadiff.runtime.machine import wait_for
@@ -17,13 +17,15 @@ from tomadiff.runtime.machine import wait_for
 from .finding import Finding, dtypes_of, name_of
 from .pictures import kernels_set_to
 
-# grid, kind of region, size of region, channels; the last has the largest regions that a program can hold
-SHAPES: dict[str, tuple[tuple[int, ...], str, int, int]] = {
-    "whole tiles": ((64, 64), "tile", 8, 640),
-    "ragged tiles": ((61, 107), "tile", 8, 320),
-    "video": ((3, 30, 52), "tile", 8, 128),
-    "stripes": ((50, 33), "stripe", 8, 70),
-    "tiles of 256 tokens": ((32, 48), "tile", 16, 64),
+# grid, kind of region, size of region, ratio, channels, and whether unmerging is by regression; the last have
+# the largest regions whose weights a program can make, and the largest that it can hold
+SHAPES: dict[str, tuple[tuple[int, ...], str, int | tuple[int, int], float, int, bool | None]] = {
+    "whole tiles": ((64, 64), "tile", 8, 0.5, 640, True),
+    "ragged tiles": ((61, 107), "tile", 8, 0.5, 320, True),
+    "video": ((3, 30, 52), "tile", 8, 0.25, 128, True),
+    "stripes": ((50, 33), "stripe", 8, 0.5, 70, False),
+    "tiles of 128 tokens": ((32, 48), "tile", (8, 16), 0.5, 64, True),
+    "tiles of 256 tokens": ((32, 48), "tile", 16, 0.5, 64, None),
 }
 WARM_UP, LAUNCHES = 3, 200  # number of launches before those that are timed, and of these
 ENOUGH_US = 15.0  # acceptable host time per launch; with more, the host may become slower than the device
@@ -31,7 +33,7 @@ ENOUGH_FOR_A_PLAN_US = 30.0  # the same with all that belongs to a plan
 
 
 def kernels_equal_core(device: torch.device) -> Iterator[Finding]:
-    """Kernels choose destinations as good as core's, and merge and unmerge the same up to rounding."""
+    """Kernels choose destinations as good as core's, and weigh, merge and unmerge the same up to rounding."""
     if missing := no_kernels(device):
         yield Finding("kernels", None, missing)
         return
@@ -57,11 +59,12 @@ def time_of_a_launch(device: torch.device) -> Iterator[Finding]:
         return
     from tomadiff.kernels.launch import REPEATABLE
     from tomadiff.kernels.plan import Fused
-    from tomadiff.kernels.probe import core_plan
 
     x = torch.randn(2, 4096, 640, device=device, dtype=torch.float16)
-    plan = core_plan(x, partition((64, 64), "tile", 8, False, device))
-    merged, settings = plan.merge(x), PlanSettings(unmerge="regression")
+    settings = PlanSettings(unmerge="regression")
+    regions = partition((64, 64), settings.regions, settings.region_size, False, device)
+    plan = make_plan(x, regions, slot_layout(regions.lengths, 0.5, device), settings.scale, settings.unmerge)
+    merged = plan.merge(x)
     todo: dict[str, tuple[Callable[[MergePlan], object], float]] = {
         "a plan's new weights": (
             lambda plan: toma.plan(x, (64, 64), 0.5, settings, destinations=plan.destinations),
@@ -73,7 +76,8 @@ def time_of_a_launch(device: torch.device) -> Iterator[Finding]:
     for name, (launch, enough) in todo.items():
         with kernels_set_to("0"):
             core = _microseconds(launch, _new_plans(plan), device)
-        kernel = _microseconds(launch, [Fused(new) for new in _new_plans(plan)], device)
+        with kernels_set_to("1"):  # else core may make the weights, and its time would be the kernel's
+            kernel = _microseconds(launch, [Fused(new) for new in _new_plans(plan)], device)
         words = (
             f"{kernel:.1f} us by a kernel, {core:.1f} us by torch's operations, at most {enough:g} is good"
         )
