@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import torch
@@ -20,6 +21,7 @@ from .plan_cache import KeptPlan, PlanKey
 from .sequence import image_tokens
 from .sites import BoundSite
 
+NOTHING = contextlib.nullcontext()
 BLOCK_INPUT = "block input"  # key, among a module's arguments, of the input of its block
 
 
@@ -52,24 +54,23 @@ class Planner:
         grid = task.grid if expected else self.grid(call.layout, tokens.shape[1])
 
         def make(destinations: Tensor | None) -> tuple[MergePlan, Tensor | None]:
-            if torch.is_grad_enabled():  # it rarely is, and to switch it off takes the host a while
-                with torch.no_grad():
-                    return make(destinations)
-            with call.times.spent("plan", tokens.device):
-                features = self._features(inputs, tokens, prefix, suffix)
-            with call.times.overhead("plan", tokens.device):
-                plan = self.method.plan(
-                    features,
-                    grid,
-                    task.ratio,
-                    self.settings,
-                    shifted=call.shifted,
-                    depth=self.bound.depth,
-                    destinations=destinations,
-                )
-                cast = getattr(plan, "cast", None)  # only plans with matrices have it
-                plan = plan if cast is None else cast(tokens.dtype)
-                return plan, plan.log_sizes().to(tokens.dtype) if self.config.weigh_keys else None
+            # gradients are rarely recorded, and to switch that off takes the host a while
+            with torch.no_grad() if torch.is_grad_enabled() else NOTHING:
+                with call.times.spent("plan", tokens.device):
+                    features = self._features(inputs, tokens, prefix, suffix)
+                with call.times.overhead("plan", tokens.device):
+                    plan = self.method.plan(
+                        features,
+                        grid,
+                        task.ratio,
+                        self.settings,
+                        shifted=call.shifted,
+                        depth=self.bound.depth,
+                        destinations=destinations,
+                    )
+                    cast = getattr(plan, "cast", None)  # only plans with matrices have it
+                    plan = plan if cast is None else cast(tokens.dtype)
+                    return plan, plan.log_sizes().to(tokens.dtype) if self.config.weigh_keys else None
 
         alike = (tokens.shape[0], tokens.dtype, tokens.device)
         key = PlanKey(*self._owner, task.ratio, grid, call.shifted, call.number, visit, *alike)
