@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +53,15 @@ def test_positions_on_a_device_are_read_once_in_a_generation(name: str) -> None:
     for other in (LayoutReader(model, family).read, lambda call: reader.read(call, 1)):
         with pytest.raises((RuntimeError, NotImplementedError)):
             other(on_meta(call))
+
+
+def test_positions_on_the_cpu_may_change_within_a_generation() -> None:
+    """To read them costs nothing, so that their values count, not their shape."""
+    case = tiny("flux")
+    model = build(case)
+    reader = LayoutReader(model, family_of(model))
+    for grid in ((8, 8), (4, 16), (8, 8)):
+        assert reader.read(case.call(model, grid, (0,), 0.9)).finest == grid
 
 
 def on_meta(call: dict[str, Any]) -> dict[str, Any]:
@@ -319,6 +329,41 @@ def test_nothing_is_held_after_the_last_step(settings: dict[str, Any], guidance:
         draw(pipe, steps=6, guidance=guidance, callback_on_step_end=look)
     assert len(held) == 12 and all(held[:5]) and all(held[6:11])
     assert held[5] == held[11] == 0
+
+
+@pytest.mark.parametrize("settings", [{"ratio": 0.5, "interval": 1}, {"interval": 2}], ids=str)
+def test_positions_are_not_held_after_the_last_step(settings: dict[str, Any]) -> None:
+    pipe = tomadiff.apply(make("flux"), **settings)
+    seen: list[weakref.ref[Tensor]] = []
+    pipe.transformer.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(weakref.ref(kwargs["img_ids"])), with_kwargs=True
+    )
+    draw(pipe, steps=4)
+    assert seen and not any(ids() is not None for ids in seen)
+
+
+def test_plans_are_held_until_the_last_call_of_the_last_step() -> None:
+    """With true guidance, Flux calls its model twice a step."""
+    made = []
+    for guidance in (1.0, 3.0):
+        pipe = tomadiff.apply(make("flux"), ratio=0.5, refresh_destinations=9, refresh_weights=9)
+        draw(pipe, steps=4, guidance=guidance)
+        made.append(tomadiff.report(pipe).refreshes)
+        assert tomadiff.report(pipe).held == 0
+    once, twice = made
+    assert once["destinations"] > 0 and twice == {"destinations": 2 * once["destinations"], "weights": 0}
+
+
+def test_what_is_held_includes_where_rows_of_tables_are() -> None:
+    model = tomadiff.apply(denoiser(make("flux")), ratio=0.5)
+    with torch.no_grad():
+        model(**bare_call(model))
+    held = tomadiff.report(model).held
+    places = 0
+    for kept in model._tomadiff.plans.values():
+        places += sum(rows.untyped_storage().nbytes() for rows in kept.places.values())
+        kept.places.clear()
+    assert places > 0 and held - tomadiff.report(model).held == places
 
 
 def test_forgetting_lets_go_in_the_middle() -> None:
