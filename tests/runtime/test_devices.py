@@ -354,16 +354,23 @@ def test_plans_are_held_until_the_last_call_of_the_last_step() -> None:
     assert once["destinations"] > 0 and twice == {"destinations": 2 * once["destinations"], "weights": 0}
 
 
-def test_what_is_held_includes_where_rows_of_tables_are() -> None:
-    model = tomadiff.apply(denoiser(make("flux")), ratio=0.5)
+def test_what_is_held_with_a_plan_is_reported() -> None:
+    """Where rows of tables are, and the weights of keys."""
+    model = tomadiff.apply(denoiser(make("flux")), ratio=0.5, where="block", weigh_keys=True)
     with torch.no_grad():
         model(**bare_call(model))
-    held = tomadiff.report(model).held
-    places = 0
-    for kept in model._tomadiff.plans.values():
-        places += sum(rows.untyped_storage().nbytes() for rows in kept.places.values())
+    plans = model._tomadiff.plans.values()
+    for kept in plans:
+        assert kept.places and kept.key_bias is not None
+    held, let_go = tomadiff.report(model).held, 0
+    for kept in plans:
+        let_go += sum(rows.untyped_storage().nbytes() for rows in kept.places.values())
         kept.places.clear()
-    assert places > 0 and held - tomadiff.report(model).held == places
+    assert held - tomadiff.report(model).held == let_go
+    for kept in plans:
+        let_go += kept.key_bias.untyped_storage().nbytes()
+        kept.key_bias = None
+    assert held - tomadiff.report(model).held == let_go
 
 
 def test_forgetting_lets_go_in_the_middle() -> None:
