@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pipelines import bare_call, denoiser, make
+from torch import nn
 
 import tomadiff
 from tomadiff.core import places_in_table
@@ -15,7 +18,7 @@ def test_where_rows_of_tables_are_is_kept_as_long_as_destinations_are() -> None:
     model = denoiser(make("flux"))
     tomadiff.apply(model, ratio=0.5, refresh_destinations=4, refresh_weights=2)
     call, tokens = bare_call(model), bare_call(model)["hidden_states"].shape[1]
-    before: dict = {}
+    before: dict[Any, Any] = {}
     for step in range(5):
         noise = torch.randn(call["hidden_states"].shape, generator=torch.Generator().manual_seed(step))
         model(**call | {"hidden_states": noise, "timestep": torch.tensor([1 - step / 5])})
@@ -29,3 +32,36 @@ def test_where_rows_of_tables_are_is_kept_as_long_as_destinations_are() -> None:
                     assert (rows is before[key].places[table]) == same == (step != 4)
         assert not step or all((kept is before[key]) == (step in (1, 3)) for key, kept in plans.items())
         before = dict(plans)
+
+
+@torch.no_grad()
+def test_each_block_gets_the_rows_of_its_own_table_at_its_own_destinations() -> None:
+    """Rows are gathered once for all blocks that have both in common, and for no others."""
+    model = denoiser(make("flux"))
+    tomadiff.apply(model, ratio=0.5, where="block", share="kind", dense_blocks=0)
+    given: dict[nn.Module, Any] = {}
+    got: dict[nn.Module, Any] = {}
+
+    def give(block: nn.Module, args: Any, inputs: dict[str, Any]) -> Any:
+        given[block] = inputs["image_rotary_emb"]
+        if block is model.transformer_blocks[1]:
+            given[block] = tuple(2 * table for table in given[block])
+        return args, inputs | {"image_rotary_emb": given[block]}
+
+    blocks = [*model.transformer_blocks, *model.single_transformer_blocks]
+    for block in blocks:
+        block.register_forward_pre_hook(give, with_kwargs=True)
+        block.attn.register_forward_pre_hook(
+            lambda module, args, inputs, block=block: got.update({block: inputs["image_rotary_emb"]}),
+            with_kwargs=True,
+        )
+    call = bare_call(model)
+    model(**call)
+    destinations = {key.block: kept.plan.destinations for key, kept in model._tomadiff.plans.items()}
+    assert not torch.equal(*destinations.values()), "joint and single blocks have plans of their own"
+    tokens, text = call["hidden_states"].shape[1], call["encoder_hidden_states"].shape[1]
+    for block in blocks:
+        (places,) = places_in_table(destinations[type(block).__name__], tokens, text + tokens, text)
+        assert all(torch.equal(rows, table[places]) for rows, table in zip(got[block], given[block]))
+    first, second = (got[block][0] for block in model.single_transformer_blocks)
+    assert first is second
