@@ -38,6 +38,12 @@ def test_report_counts_only_sites_that_ran() -> None:
     assert [site.calls for site in tomadiff.report(model).sites] == [1, 2, 4]
 
 
+def test_report_has_the_tokens_of_the_last_merged_step_though_the_last_steps_are_dense() -> None:
+    pipe = tomadiff.apply(make("sd1"), ratio=[(0, 0.5), (2, 0)])
+    draw(pipe, steps=3)
+    assert {(site.dense_calls, site.kept / site.tokens) for site in tomadiff.report(pipe).sites} == {(1, 0.5)}
+
+
 def test_report_is_plain_data_that_json_takes(pipe: DiffusionPipeline) -> None:
     tomadiff.apply(pipe, ratio=0.5)
     draw(pipe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pipelines import bare_call, denoiser, make
+from pipelines import bare_call, denoiser, draw, make
 from torch import nn
 
 import tomadiff
@@ -65,3 +65,32 @@ def test_each_block_gets_the_rows_of_its_own_table_at_its_own_destinations() -> 
         assert all(torch.equal(rows, table[places]) for rows, table in zip(got[block], given[block]))
     first, second = (got[block][0] for block in model.single_transformer_blocks)
     assert first is second
+
+
+@torch.no_grad()
+def test_a_block_that_runs_twice_in_a_call_has_two_plans() -> None:
+    """Some models run a block on the halves of their batch, one after the other."""
+    model = denoiser(make("flux"))
+    model.transformer_blocks.append(model.transformer_blocks[1])
+    tomadiff.apply(model, ratio=0.5, where="block", share="block", dense_blocks=0)
+    model(**bare_call(model))
+    report = tomadiff.report(model)
+    assert len(report.sites) == 4 and report.refreshes["destinations"] == 5
+
+
+def test_plans_of_two_samples_are_not_those_of_one() -> None:
+    """Guidance may end before the generation does: then the prompt alone goes on."""
+    pipe = tomadiff.apply(make("sd1"), ratio=0.5, refresh_destinations=9, refresh_weights=9)
+    plans: list[int] = []
+
+    def end_guidance(pipe: Any, step: int, time: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        plans.append(tomadiff.report(pipe).refreshes["destinations"])
+        if step == 1:
+            pipe._guidance_scale = 0.0
+            inputs["prompt_embeds"] = inputs["prompt_embeds"].chunk(2)[-1]
+        return inputs
+
+    watched = ["latents", "prompt_embeds"]
+    draw(pipe, steps=4, callback_on_step_end=end_guidance, callback_on_step_end_tensor_inputs=watched)
+    assert tomadiff.report(pipe).generations == 1
+    assert plans == [plans[0], plans[0], 2 * plans[0], 2 * plans[0]]
