@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 import traceback
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -238,6 +240,24 @@ def test_weighing_keys_is_refused_where_blocks_attend_to_text_alone() -> None:
             module.only_cross_attention = True
     with pytest.raises(ConfigError, match="text alone"):
         tomadiff.apply(unet, weigh_keys=True)
+
+
+@torch.no_grad()
+def test_attention_that_was_replaced_is_told_but_not_if_it_merges_in_other_calls() -> None:
+    """The latter is what a cache does that skips all blocks in some calls."""
+    for merged_before in (False, True):
+        model = tomadiff.apply(denoiser(make("sd1")), ratio=0.5, where="kv")
+        if merged_before:
+            model(**bare_call(model))
+        for hook in model._tomadiff.sites:
+            attention = hook.bound.module
+            attention.forward = partial(type(attention).forward, attention)
+        with (
+            nullcontext()
+            if merged_before
+            else pytest.raises(UnsupportedModelError, match="no keys and values")
+        ):
+            model(**bare_call(model))
 
 
 def test_a_block_that_is_left_out_of_its_span_is_an_error() -> None:
