@@ -7,8 +7,9 @@ import os
 import sys
 
 import pytest
+import torch
 from diffusers import DiffusionPipeline
-from pipelines import draw, make
+from pipelines import bare_call, denoiser, draw, make
 
 import tomadiff
 from tomadiff.tools.cli import main, parser
@@ -25,6 +26,22 @@ def test_report_counts_tokens_calls_and_time(pipe: DiffusionPipeline) -> None:
     assert all(report.seconds[part] > 0 for part in ("plan", "merge", "unmerge"))
     assert sum(report.seconds[part] for part in ("plan", "merge", "unmerge")) < report.seconds["model"]
     assert 0 < report.overhead < 1
+
+
+def test_report_counts_only_sites_that_ran() -> None:
+    """Some guidance leaves out blocks of SD3, in some calls of those that are alike otherwise."""
+    model = denoiser(make("sd3"))
+    tomadiff.apply(model, ratio=0.5, where="block", dense_blocks=0)
+    with torch.no_grad():
+        for skipped in ([0], [], [0, 1], [0, 1]):
+            model(**bare_call(model), skip_layers=skipped)
+    assert [site.calls for site in tomadiff.report(model).sites] == [1, 2, 4]
+
+
+def test_report_has_the_tokens_of_the_last_merged_step_though_the_last_steps_are_dense() -> None:
+    pipe = tomadiff.apply(make("sd1"), ratio=[(0, 0.5), (2, 0)])
+    draw(pipe, steps=3)
+    assert {(site.dense_calls, site.kept / site.tokens) for site in tomadiff.report(pipe).sites} == {(1, 0.5)}
 
 
 def test_report_is_plain_data_that_json_takes(pipe: DiffusionPipeline) -> None:

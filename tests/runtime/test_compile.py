@@ -196,6 +196,15 @@ def test_blocks_of_a_kind_share_what_is_compiled(name: str) -> None:
     assert counts[0] == counts[1], "however many blocks there are"
 
 
+def test_blocks_are_compiled_for_more_sizes_than_torch_allows_by_default() -> None:
+    model = tomadiff.apply(shallow("flux", num_layers=0), ratio=0.5, dense_blocks=0)
+    with torch._dynamo.config.patch(recompile_limit=1):  # instead of 8, to be done sooner
+        model.compile_repeated_blocks(fullgraph=True, backend="eager")
+        for width in (4, 6):
+            generated(model, "flux", (8, width), steps=1)
+    assert graphs() == 2
+
+
 def test_compiled_blocks_stay_compiled_when_merging_is_replaced_or_removed() -> None:
     model = regional("flux", 2)
     dense = generated(model, "flux")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +20,14 @@ from comparison import alike
 from diffusers.hooks import group_offloading
 from pipelines import bare_call, denoiser, draw, make
 from tiny import build, called, tiny
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tomadiff
 from tomadiff.errors import ConfigError
 from tomadiff.models import family_of
+from tomadiff.runtime.conflicts import check_model
 from tomadiff.runtime.layout import LayoutReader
 from tomadiff.runtime.offloading import GROUP, weights_at_hand
 
@@ -50,6 +53,15 @@ def test_positions_on_a_device_are_read_once_in_a_generation(name: str) -> None:
     for other in (LayoutReader(model, family).read, lambda call: reader.read(call, 1)):
         with pytest.raises((RuntimeError, NotImplementedError)):
             other(on_meta(call))
+
+
+def test_positions_on_the_cpu_may_change_within_a_generation() -> None:
+    """To read them costs nothing, so that their values count, not their shape."""
+    case = tiny("flux")
+    model = build(case)
+    reader = LayoutReader(model, family_of(model))
+    for grid in ((8, 8), (4, 16), (8, 8)):
+        assert reader.read(case.call(model, grid, (0,), 0.9)).finest == grid
 
 
 def on_meta(call: dict[str, Any]) -> dict[str, Any]:
@@ -130,12 +142,48 @@ def test_weights_that_come_on_a_stream_have_arrived_before_they_are_read() -> No
     assert seen == ["loading", "waited", "read"]
 
 
-def test_blocks_on_several_devices_are_refused() -> None:
-    model = tomadiff.apply(denoiser(make("flux")), ratio=0.5)
-    for block, device in zip(model.single_transformer_blocks, ("cpu", "meta")):
-        add_hook_to_module(block, AlignDevicesHook(execution_device=device))
-    with pytest.raises(ConfigError, match=r"on several devices \(cpu, meta\).*without device_map"):
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(("cpu", "meta"), "cpu, meta"), ((0, 10), "cuda, cuda:10"), (("cuda:1", 0), "cuda:1, cuda")],
+)
+def test_blocks_on_several_devices_are_refused(given: tuple[Any, Any], said: str) -> None:
+    model = on_devices(*given)
+    with pytest.raises(ConfigError, match=rf"on several devices \({said}\).*without device_map"):
         model(**bare_call(model))
+
+
+def test_a_device_has_several_names() -> None:
+    """accelerate takes all of these."""
+    for names in (("cuda:0", 0), ("cuda", torch.device("cuda:0")), ("cuda:1", 1), ("mps", "mps:0")):
+        model = on_devices(*names)
+        check_model(model, model._tomadiff.sites)
+
+
+def on_devices(*devices: Any) -> nn.Module:
+    """A merged model with two blocks of each kind, and a device for each of the two."""
+    model = tomadiff.apply(denoiser(make("flux")), ratio=0.5, dense_blocks=0)
+    for blocks in (model.transformer_blocks, model.single_transformer_blocks):
+        for block, device in zip(blocks, devices):
+            add_hook_to_module(block, AlignDevicesHook(execution_device=device))
+    return model
+
+
+def test_blocks_whose_weights_come_and_go_in_groups_may_be_on_several_devices_in_between() -> None:
+    """On a stream, the next group is on its way to the device while the others are in main memory."""
+    model = tomadiff.apply(denoiser(make("flux")), ratio=0.5)
+    cpu = torch.device("cpu")
+    model.enable_group_offload(cpu, offload_device=cpu, offload_type="leaf_level")
+    loaded = model.single_transformer_blocks[1]
+    with FakeTensorMode():
+        on_gpu = nn.Parameter(torch.empty(1, device="cuda"))
+    for module in loaded.modules():
+        module._parameters.update(dict.fromkeys(module._parameters, on_gpu))
+    check_model(model, model._tomadiff.sites)
+    for module in model.modules():  # without the hooks, they are what they seem to be
+        if hasattr(module, "_diffusers_hook"):
+            module._diffusers_hook.remove_hook(GROUP, recurse=False)
+    with pytest.raises(ConfigError, match=r"on several devices \(cpu, cuda\)"):
+        check_model(model, model._tomadiff.sites)
 
 
 @pytest.mark.skipif(not hasattr(diffusers, "ContextParallelConfig"), reason="this diffusers has none")
@@ -160,8 +208,14 @@ def test_a_cuda_graph_around_tomadiff_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(ConfigError, match="would replay this one step for ever"):
         model(**call)
-    with pytest.raises(ConfigError, match=r"torch 2\.8 or newer"):  # recorded from the inside
-        torch.ops.tomadiff.unmerge(0, 0, 0, *torch.zeros(3, 1, 1, 1))
+    x = torch.zeros(1, 1, 1)
+    for operator, arguments in {
+        torch.ops.tomadiff.merge: (0, False, 0, 1, "x", [x]),
+        torch.ops.tomadiff.merge_like: (0, 0, 0, x, x),
+        torch.ops.tomadiff.unmerge: (0, 0, 0, x, x, x),
+    }.items():
+        with pytest.raises(ConfigError, match=r"torch 2\.8 or newer"):  # recorded from the inside
+            operator(*arguments)
     monkeypatch.undo()
     model(**call)
 
@@ -275,6 +329,48 @@ def test_nothing_is_held_after_the_last_step(settings: dict[str, Any], guidance:
         draw(pipe, steps=6, guidance=guidance, callback_on_step_end=look)
     assert len(held) == 12 and all(held[:5]) and all(held[6:11])
     assert held[5] == held[11] == 0
+
+
+@pytest.mark.parametrize("settings", [{"ratio": 0.5, "interval": 1}, {"interval": 2}], ids=str)
+def test_positions_are_not_held_after_the_last_step(settings: dict[str, Any]) -> None:
+    pipe = tomadiff.apply(make("flux"), **settings)
+    seen: list[weakref.ref[Tensor]] = []
+    pipe.transformer.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(weakref.ref(kwargs["img_ids"])), with_kwargs=True
+    )
+    draw(pipe, steps=4)
+    assert seen and not any(ids() is not None for ids in seen)
+
+
+def test_plans_are_held_until_the_last_call_of_the_last_step() -> None:
+    """With true guidance, Flux calls its model twice a step."""
+    made = []
+    for guidance in (1.0, 3.0):
+        pipe = tomadiff.apply(make("flux"), ratio=0.5, refresh_destinations=9, refresh_weights=9)
+        draw(pipe, steps=4, guidance=guidance)
+        made.append(tomadiff.report(pipe).refreshes)
+        assert tomadiff.report(pipe).held == 0
+    once, twice = made
+    assert once["destinations"] > 0 and twice == {"destinations": 2 * once["destinations"], "weights": 0}
+
+
+def test_what_is_held_with_a_plan_is_reported() -> None:
+    """Where rows of tables are, and the weights of keys."""
+    model = tomadiff.apply(denoiser(make("flux")), ratio=0.5, where="block", weigh_keys=True)
+    with torch.no_grad():
+        model(**bare_call(model))
+    plans = model._tomadiff.plans.values()
+    for kept in plans:
+        assert kept.places and kept.key_bias is not None
+    held, let_go = tomadiff.report(model).held, 0
+    for kept in plans:
+        let_go += sum(rows.untyped_storage().nbytes() for rows in kept.places.values())
+        kept.places.clear()
+    assert held - tomadiff.report(model).held == let_go
+    for kept in plans:
+        let_go += kept.key_bias.untyped_storage().nbytes()
+        kept.key_bias = None
+    assert held - tomadiff.report(model).held == let_go
 
 
 def test_forgetting_lets_go_in_the_middle() -> None:

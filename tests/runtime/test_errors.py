@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import traceback
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DConditionModel, UNet2DModel
+from diffusers import (
+    AutoencoderKL,
+    DiffusionPipeline,
+    StableDiffusionSAGPipeline,
+    UNet2DConditionModel,
+    UNet2DModel,
+)
 from pipelines import bare_call, denoiser, draw, make, text
 from torch._inductor.compile_worker.subproc_pool import SubprocException
 
@@ -214,6 +223,16 @@ def test_gradient_checkpointing_is_refused(pipe: DiffusionPipeline) -> None:
         model(**bare_call(model))
 
 
+def test_what_records_attention_is_refused_in_the_middle_of_a_generation_too() -> None:
+    model = tomadiff.apply(denoiser(make("sd1")), ratio=0.5)
+    attention = model._tomadiff.sites[0].attentions[0]
+    with torch.no_grad():
+        model(**bare_call(model) | {"timestep": torch.tensor(900)})
+        attention.set_processor(sys.modules[StableDiffusionSAGPipeline.__module__].CrossAttnStoreProcessor())
+        with pytest.raises(ConfigError, match="whose attention maps have to be of all tokens"):
+            model(**bare_call(model) | {"timestep": torch.tensor(800)})
+
+
 def test_weighing_keys_is_refused_where_blocks_attend_to_text_alone() -> None:
     unet = make("sd1").unet
     for module in unet.modules():
@@ -221,6 +240,24 @@ def test_weighing_keys_is_refused_where_blocks_attend_to_text_alone() -> None:
             module.only_cross_attention = True
     with pytest.raises(ConfigError, match="text alone"):
         tomadiff.apply(unet, weigh_keys=True)
+
+
+@torch.no_grad()
+def test_attention_that_was_replaced_is_told_but_not_if_it_merges_in_other_calls() -> None:
+    """The latter is what a cache does that skips all blocks in some calls."""
+    for merged_before in (False, True):
+        model = tomadiff.apply(denoiser(make("sd1")), ratio=0.5, where="kv")
+        if merged_before:
+            model(**bare_call(model))
+        for hook in model._tomadiff.sites:
+            attention = hook.bound.module
+            attention.forward = partial(type(attention).forward, attention)
+        with (
+            nullcontext()
+            if merged_before
+            else pytest.raises(UnsupportedModelError, match="no keys and values")
+        ):
+            model(**bare_call(model))
 
 
 def test_a_block_that_is_left_out_of_its_span_is_an_error() -> None:
@@ -251,6 +288,21 @@ def test_tokens_that_are_no_grid_are_refused_unless_stripes_do() -> None:
             model(**call)
         tomadiff.apply(model, ratio=0.5, regions="stripe")
         assert model(**call)[0].shape == (1, 40, 16)
+
+
+def test_chunks_of_tokens_are_refused_unless_stripes_do() -> None:
+    """With feed-forward chunking, a block gives its MLP some rows of the grid at a time."""
+    model = denoiser(make("sd1"))
+    for block in model.modules():
+        if hasattr(block, "set_chunk_feed_forward"):
+            block.set_chunk_feed_forward(16, 1)
+    settings = {"ratio": 0.5, "where": "module", "modules": "mlp", "dense_blocks": 0}
+    with torch.no_grad():
+        tomadiff.apply(model, **settings)
+        with pytest.raises(UnsupportedModelError, match=r"got 16 tokens.*turn feed-forward chunking off"):
+            model(**bare_call(model))
+        tomadiff.apply(model, **settings, regions="stripe")
+        assert model(**bare_call(model))[0].isfinite().all()
 
 
 def grid_ids(height: int, width: int, image: int) -> torch.Tensor:

@@ -125,10 +125,10 @@ def test_the_fewer_points_a_generation_has_the_less_bold_is_its_forecast(
 
 def test_a_forecast_stays_within_the_range_of_its_type() -> None:
     history = History()
-    history.add(0, (torch.tensor([0.0, 1.0], dtype=torch.float16),))
-    history.add(1, (torch.tensor([6e4, 2.0], dtype=torch.float16),))
+    history.add(0, (torch.tensor([0.0, 0.0, 1.0], dtype=torch.float16),))
+    history.add(1, (torch.tensor([6e4, -6e4, 2.0], dtype=torch.float16),))
     (forecast,) = history.forecast(3)
-    assert forecast.dtype == torch.float16 and forecast.tolist() == [65504.0, 4.0]
+    assert forecast.dtype == torch.float16 and forecast.tolist() == [65504.0, -65504.0, 4.0]
 
 
 def test_a_caller_may_write_into_what_it_was_given() -> None:

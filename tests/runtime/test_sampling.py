@@ -26,8 +26,9 @@ from diffusers import (
     StableDiffusionPanoramaPipeline,
     TCDScheduler,
 )
-from pipelines import draw, make, text
+from pipelines import bare_call, draw, make, text
 
+import tomadiff
 from tomadiff.runtime.sampling import (
     SCHEDULERS,
     FirstStepWatch,
@@ -315,6 +316,26 @@ def test_the_watch_goes_off_once_and_removing_it_again_is_harmless() -> None:
     one_step(scheduler)
     again.remove()
     assert again.arguments == {} and watch.arguments is None
+
+
+def test_a_generation_that_ends_before_the_schedulers_first_step_leaves_no_watch() -> None:
+    """Because its model fails, or because another begins, with another scheduler."""
+    pipe = make("sd1")
+    first = pipe.scheduler = DDIMScheduler()
+    tomadiff.apply(pipe, interval=2)
+    first.set_timesteps(4)
+    call = bare_call(pipe.unet)
+    with torch.no_grad():
+        with pytest.raises(TypeError):
+            pipe.unet(**call | {"no": "argument"})
+        assert "step" not in vars(first)
+        for time in first.timesteps[:2]:
+            pipe.unet(**call | {"timestep": time})
+        assert "step" in vars(first)
+        pipe.scheduler = DDIMScheduler()
+        pipe.scheduler.set_timesteps(4)
+        pipe.unet(**call | {"timestep": first.timesteps[0]})
+    assert "step" not in vars(first)
 
 
 def test_a_step_that_fails_leaves_no_watch() -> None:

@@ -366,6 +366,14 @@ def test_a_wave_that_is_not_full_takes_as_long_as_one_that_is(
     assert whole_waves(op, 10) == pytest.approx(factor)
 
 
+def test_half_a_wave_of_tiles_is_expected_to_take_as_long_as_a_full_one() -> None:
+    half, full = (
+        product(10**12)._replace(product=(5, 64, 64)),
+        product(2 * 10**12)._replace(product=(10, 64, 64)),
+    )
+    assert seconds(calls(half), GPU) == pytest.approx(seconds(calls(full), GPU))
+
+
 def test_attention_is_cut_along_its_queries_alone() -> None:
     op = Op("attention", "model", 1, 1, torch.float16, (5, 256, 64))
     assert whole_waves(op, 10) == 1

@@ -61,6 +61,13 @@ def check_owners(mapped: MergeMap, plan) -> None:
     assert (own == mapped.destinations).float().mean() > 0.9, "destinations stay what they are, twins aside"
 
 
+def test_a_plan_that_is_kept_has_a_map_in_every_step_that_uses_it() -> None:
+    pipe = tomadiff.apply(make("sd1"), ratio=0.5, refresh_destinations=9, refresh_weights=9)
+    recorder = Recorder(pipe)
+    draw(pipe, steps=3, callback_on_step_end=recorder)
+    assert [mapped.step for mapped in recorder.maps] == [0, 1, 2]
+
+
 def test_dense_steps_have_no_map() -> None:
     pipe = tomadiff.apply(make("sd1"), ratio=[(2, 0.5)])
     recorder = Recorder(pipe, steps=range(4))

@@ -149,6 +149,9 @@ def test_code_for_other_models_loads_them_from_where_they_are() -> None:
     text = code(checked(Limits(side=1024), **FORM), "some/model", "cuda", "fp16")
     compile(text, "code", "exec")
     assert "from_pretrained('some/model', dtype=torch.float16).to('cuda')" in text
+    text = code(checked(Limits(side=1024), **FORM), "some/model", "cuda", "fp16", "group")
+    compile(text, "code", "exec")
+    assert "load('some/model', 'cuda', 'fp16', offload='group')" in text
 
 
 # the studio

@@ -141,7 +141,7 @@ def _check_modules(hooks: list[SiteHook]) -> None:
 
 def _check_devices(hooks: list[SiteHook]) -> None:
     """Check that all blocks are on one device: merged tokens and plans are not moved within a span."""
-    devices = {str(device): None for hook in hooks if (device := _runs_on(hook.bound.block)) is not None}
+    devices = {_name(device): None for hook in hooks if (device := _runs_on(hook.bound.block)) is not None}
     if len(devices) > 1:
         raise ConfigError(
             f"the blocks of this model are on several devices ({', '.join(devices)}), over which tokens "
@@ -159,6 +159,11 @@ def _runs_on(block: nn.Module) -> Any:
         return None
     weight = next(block.parameters(), None)
     return None if weight is None or weight.is_meta else weight.device
+
+
+def _name(device: Any) -> str:
+    """A device's name without an index of 0: 0, "cuda" and "cuda:0" are one device, in accelerate's hooks."""
+    return (f"cuda:{device}" if isinstance(device, int) else str(device)).removesuffix(":0")
 
 
 def _check_parallelism(model: nn.Module) -> None:

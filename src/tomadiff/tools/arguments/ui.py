@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import add_device_arguments, add_model_argument, add_trust_argument
+from .common import add_device_arguments, add_model_argument, add_offload_argument, add_trust_argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_device_arguments(parser)
+    add_offload_argument(parser)
     add_trust_argument(parser)
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own)")
     parser.add_argument(

@@ -34,7 +34,7 @@ class CodeTab:
             config = generation.config(studio.family)
         except ValueError as error:
             return f"# {error}", ""
-        lines = code(generation, studio.model, studio.device, studio.dtype)
+        lines = code(generation, studio.model, studio.device, studio.dtype, studio.offload)
         return lines, settings_file.dumps(config, studio.notes(generation))
 
 

@@ -16,7 +16,7 @@ from types import FrameType
 
 import torch
 
-from tomadiff.tools.loading import check_threads
+from tomadiff.tools.loading import check_offload, check_threads
 
 from .listeners import Listeners
 from .studio import Studio
@@ -26,6 +26,7 @@ def run(args: argparse.Namespace) -> None:
     """`tomadiff ui`."""
     auth = check_access(args.host, args.auth, args.no_auth)
     check_threads(args.threads)
+    check_offload(args.offload, args.device)
     for name in ("max_size", "max_steps", "max_queue"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -51,9 +52,8 @@ def serve(args: argparse.Namespace, folder: Path, auth: tuple[str, str] | None) 
     from .page import build
     from .server import launch
 
-    studio = Studio(
-        args.model, args.device, args.dtype, args.max_size, args.max_steps, args.trust_remote_code
-    )
+    limits = args.max_size, args.max_steps
+    studio = Studio(args.model, args.device, args.dtype, *limits, args.trust_remote_code, args.offload)
     studio.listeners = listeners = Listeners()
     blocks = build(studio, folder, args.allow_models)
     url = launch(

@@ -119,14 +119,17 @@ def checked_model(name: Any, own: str) -> str:
     )
 
 
-def code(generation: GenerationRequest, model: str, device: str, dtype: str) -> str:
+def code(
+    generation: GenerationRequest, model: str, device: str, dtype: str, offload: str | None = None
+) -> str:
     """The Python lines that make the same picture."""
     request = generation.request
-    if model in EMBEDDED:
+    if model in EMBEDDED or offload:
+        offloaded = f", offload={offload!r}" if offload else ""
         load = [
             "from tomadiff.tools.loading import load",
             "",
-            f"pipe = load({model!r}, {device!r}, {dtype!r})",
+            f"pipe = load({model!r}, {device!r}, {dtype!r}{offloaded})",
         ]
     else:
         kind = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}[dtype]

@@ -99,6 +99,7 @@ class Runner:
         self, pipe: DiffusionPipeline, step: int, timestep: Any, inputs: dict[str, Any]
     ) -> dict[str, Any]:
         if self.stopped():
+            self.pipe.maybe_free_model_hooks()  # models that are offloaded go back, as after a whole picture
             raise Cancelled
         return inputs
 

@@ -32,8 +32,9 @@ class Studio:
         side: int | None = None,
         steps: int = 100,
         trust_remote_code: bool = False,
+        offload: str | None = None,
     ) -> None:
-        self.own_model, self.device, self.dtype = model, device, dtype
+        self.own_model, self.device, self.dtype, self.offload = model, device, dtype, offload
         self._trusts_own = trust_remote_code  # but never a model chosen on the page
         self._side, self._steps = side, steps
         self._alone = threading.Lock()
@@ -48,7 +49,7 @@ class Studio:
 
     def _take(self, model: str) -> None:
         trusted = self._trusts_own and model == self.own_model
-        pipe = load(model, self.device, self.dtype, trust_remote_code=trusted)
+        pipe = load(model, self.device, self.dtype, trust_remote_code=trusted, offload=self.offload)
         if "callback_on_step_end" not in inspect.signature(pipe.__call__).parameters:
             raise ValueError(
                 f"{type(pipe).__name__} takes no callback_on_step_end, so it can't be watched or stopped: "
