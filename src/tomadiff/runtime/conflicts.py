@@ -1,6 +1,6 @@
 """Detect what other features do to a model, and refuse what doesn't work with merged tokens.
 
-This is checked in every call, since users may change a model at any time. Errors say what to do instead.
+This is checked before each call, since users may change a model at any time. Errors say what to do instead.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .offloading import GROUP
 # caches around whole blocks; if they are enabled after `apply`, their hooks are outside ours
 BLOCK_CACHES = ("FirstBlockCacheConfig", "MagCacheConfig")
 BLOCK_CACHE_HOOKS = ("fbc_", "mag_cache_")  # prefixes of the names of their hooks
+THOROUGH = 2  # steps in which everything is compared, at the start of a generation and after a change
 # attributes that caches set on a model: diffusers', and cache-dit's, which wraps whole blocks without hooks
 BY_DIFFUSERS, BY_CACHE_DIT = "_cache_config", "_is_cached"
 # hooks on attention or its query projection that keep tokens between steps, or assume that they form a grid
@@ -46,34 +47,50 @@ def cached(model: nn.Module) -> bool:
 class Surroundings:
     """What others have attached to a model and its sites, compared from call to call.
 
-    If nothing changed, `version` stays the same, and the call needs no checks. The comparison runs in every
-    call, so it reads `__dict__`s, a thousand entries in a loop without Python code. What it costs is to fetch
-    as many objects that no cache holds any more: the fewer it reads, the better.
+    If nothing changed, `version` stays the same, and the call needs no checks. To compare everything takes
+    the host longer than anything else that tomadiff does in a call with many blocks. So it is done in the
+    first steps of a generation and after a change, since guiders put hooks on single blocks for some calls of
+    each step. In the other steps, only the ends of spans are compared: whatever is switched on or off for a
+    model, such as a cache, an adapter or its processors, is seen there, too.
     """
 
     def __init__(self, model: nn.Module, hooks: list[SiteHook]) -> None:
         self._model, self._hooks = model, hooks
-        self._last: list[Any] = []
+        self._everywhere: _Places | None = None  # None before the first call
+        self._at_ends: _Places | None = None
+        self._thorough_until = THOROUGH  # the step from which on only the ends are compared
         self.version = 0
         self.between_blocks = False  # whether something acts between blocks, and needs all tokens there
 
-    def look(self) -> None:
+    def look(self, step: int) -> None:
         """Called before each call; if something changed, adjusts our hooks to it."""
-        if self._last and self._snapshot() == self._last:
+        if step == 0:
+            self._thorough_until = THOROUGH
+        places = self._everywhere if step < self._thorough_until else self._at_ends
+        if places is not None and not places.changed():
             return
         for hook in self._hooks:
             hook.adjust()
         self.between_blocks = _act_between_blocks(self._model, self._hooks)
         self.version += 1
-        self._watch()
-        self._last = self._snapshot()
+        self._thorough_until = step + THOROUGH
+        self._everywhere = _Places(self._model, self._hooks)
+        ends = [hook for hook in self._hooks if hook.index in (hook.span.number, hook.span.last)]
+        self._at_ends = _Places(self._model, ends)
 
-    def _watch(self) -> None:
-        """Collect the places that `_snapshot` reads."""
+
+class _Places:
+    """Where others attach something to a model and some of its sites, and what was there at first.
+
+    Up to a thousand entries of `__dict__`s, read in a loop without Python code. What that costs is to fetch
+    as many objects that no cache holds any more.
+    """
+
+    def __init__(self, model: nn.Module, hooks: list[SiteHook]) -> None:
         places: list[tuple[dict[str, Any], str]] = []
-        places += [(vars(self._model), mark) for mark in (BY_DIFFUSERS, BY_CACHE_DIT)]
-        modules = [hook.bound.module for hook in self._hooks]
-        for hook in self._hooks:
+        places += [(vars(model), mark) for mark in (BY_DIFFUSERS, BY_CACHE_DIT)]
+        modules = [hook.bound.module for hook in hooks]
+        for hook in hooks:
             site, block = hook.site, hook.bound.block
             # attaching the hook again gives it another fn_ref
             places += [(hook.__dict__, "fn_ref"), (hook.compiler.__dict__, "settings")]
@@ -84,7 +101,7 @@ class Surroundings:
                 places.append((vars(hook.bound.module), "fused_projections"))
             if site.path:
                 places += [(block._modules, site.path), (vars(block), "_compiled_call_impl")]
-        attentions = [attention for hook in self._hooks for attention in hook.attentions]
+        attentions = [attention for hook in hooks for attention in hook.attentions]
         for attention in attentions:
             # where a processor is a module, one of the other kind takes it away from there, and vice versa
             there = attention._modules if "processor" in attention._modules else vars(attention)
@@ -96,8 +113,12 @@ class Surroundings:
         self._dicts, self._names = [attributes for attributes, _ in places], [name for _, name in places]
         self._hook_dicts: list[Sized] = [each.hooks for each in registries if each is not None]
         self._hook_dicts += [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self._first = self._read()
 
-    def _snapshot(self) -> list[Any]:
+    def changed(self) -> bool:
+        return self._read() != self._first
+
+    def _read(self) -> list[Any]:
         return [*map(dict.get, self._dicts, self._names), *map(len, self._hook_dicts)]
 
 

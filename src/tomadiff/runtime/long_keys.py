@@ -197,7 +197,7 @@ class LongKeys:
         """Raise ConfigError if something is in the way, which users may change at any time."""
         for hook in {hook.site: hook for hook in sites}.values():
             hook.refuse_masks(arguments)  # models pass them on to their blocks under the same name
-        self._surroundings.look()
+        self._surroundings.look(self.session.clock.step)
         if self._surroundings.version == self._checked:
             return
         check_model(self.session.model, self.hooks)

@@ -340,7 +340,7 @@ class Session:
         """What each site does in this call."""
         found: tuple[Layout, Sequence[SiteTask]] | None = None
         shifted = generation.shifted
-        self.surroundings.look()
+        self.surroundings.look(self.clock.step)
         family = self.family
         if self.sites and generation.schedule.merges and family and not family.reads(arguments):
             try:
