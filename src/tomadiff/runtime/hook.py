@@ -240,7 +240,8 @@ class SiteHook(ModelHook):
 
     def new_forward(self, module: nn.Module, *args: Any, **inputs: Any) -> Any:
         """Merge, run, unmerge. Compilers trace this, so everything that varies is left to operators."""
-        if self.removed:  # but others kept our forward and put it back, as accelerate does with what it found
+        # accelerate's hooks put back the forward that they found, which may be this one, after its removal
+        if self.removed:
             return self.inner(*args, **inputs)
         call = self.session.call or self.session.require_call(self)
         task = call.tasks[self.index]
